@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
-STAGES = {"sampling", "labeling", "analysis", "training", "reporting", "world"}
+STAGES = {"sampling", "labeling", "analysis", "training", "reporting", "rounds", "world"}
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},

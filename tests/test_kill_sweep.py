@@ -61,7 +61,7 @@ def test_sweep_when_a_stage_does_not_survive_kills_then_it_says_so_and_else_all_
 
 def test_sweeps_recipe_when_read_then_it_asks_for_every_stage_but_the_import_of_pairs() -> None:
     recipe = load_recipe(RECIPE, [])
-    assert [name for name in STAGES if getattr(recipe, name) in (None, {})] == ["pairs"]
+    assert [name for name in STAGES if getattr(recipe, name) in (None, {})] == ["pairs", "rounds"]
 
 
 def test_contents_when_two_folders_differ_then_only_times_costs_and_codes_are_passed_over(tmp_path: Path) -> None:

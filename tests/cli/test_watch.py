@@ -16,7 +16,7 @@ from rich.console import Console
 
 from regretless.cli.watch import look, sparks, watch_training
 from regretless.core.errors import DataError, RegretlessError
-from regretless.core.files import read_json, write_jsonl
+from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.training.log import LOG_FILE, TrainingLog, read
 from tiny_model import save_tiny_model
 
@@ -127,6 +127,27 @@ def test_look_when_a_recipe_names_several_trainings_then_those_to_come_are_known
     text = frame(tmp_path)
     assert "step 0 of 60" in text and "step 0 of 70" in text, "both at work are shown"
     assert "to come" not in text
+
+
+@pytest.mark.parametrize(
+    ("result", "to_come"),
+    [
+        (None, ["rounds/1/train/dpo", "rounds/2/dpo/train/dpo", "rounds/3/dpo/train/dpo"]),
+        ({"number": 2, "count": 3}, ["rounds/1/train/dpo", "rounds/2/dpo/train/dpo"]),
+        ({"number": 2, "count": 2}, ["rounds/1/train/dpo", "rounds/2/dpo/train/dpo", "rounds/3/dpo/train/dpo"]),
+    ],
+    ids=["begun", "ended early", "extended"],
+)
+def test_look_when_a_recipe_has_rounds_then_each_is_a_training(
+    result: dict[str, int] | None, to_come: list[str], tmp_path: Path
+) -> None:
+    write_json(tmp_path / "recipe.yaml", {"train": {"objective": "dpo"}, "rounds": {"count": 3}})  # JSON is YAML
+    if result is not None:
+        write_json(tmp_path / "train/dpo/manifest.json", {"settings": result})
+    for name in ("rounds/1/train/dpo", "rounds/2/dpo/train/dpo", "train/dpo"):
+        event(tmp_path / name, START)
+    trainings = look(tmp_path)
+    assert list(trainings.to_come) == to_come and set(trainings.logs) <= {*to_come}
 
 
 def test_time_left_when_steps_were_resumed_then_it_comes_from_the_timed_lines() -> None:

@@ -44,7 +44,7 @@ def test_values_without_a_json_form_when_made_json_then_they_stay_readable() -> 
     assert is_too_deep(deep)
     found = json_value({"score": math.nan, "ids": (1, 10**5000), 3: b"x", "deep": deep})
     assert found.pop("deep") != deep
-    assert found == {"score": "nan", "ids": [1, "integer of 16610 bits"], "3": "b'x'"}
+    assert found == {"score": "nan", "ids": [1, "integer of 16610 bits"], "3": "eA=="}
 
 
 def test_depth_when_at_the_limit_then_accepted() -> None:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from regretless.core.errors import DataError
+from regretless.core.top_logps import packed_top
 from regretless.data import rows
 from regretless.data.columns import Pair, Response, Side
 from regretless.data.preferences import parse_pairs, read_pairs
@@ -339,6 +340,10 @@ def test_supervised_data_when_a_single_response_is_called_bad_then_it_is_refused
 def test_pairs_when_written_then_every_field_is_read_back_equal(suffix: str, tmp_path: Path) -> None:
     def side(text: str, ids: list[int]) -> Side:
         per_token: dict[str, Any] = {"logps": [-0.5, -0.25, 0.0], "token_numbers": {"entropy": [1.5, 0.5, 0.0]}}
+        per_token |= {
+            "top_logps": packed_top([[(ids[0], -0.5)], [(ids[1], -0.25)], [(2, 0.0)]]),
+            "top_logps_kind": "raw",
+        }
         others: dict[str, Any] = {"model": "m", "complete": False, "cut_at": 2, "stopped": False, "score": 1.5}
         return Side(text=assistant(text), id=text, token_ids=ids, **others, **per_token)
 

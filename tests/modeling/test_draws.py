@@ -112,6 +112,31 @@ def test_logps_are_those_of_the_models_and_of_the_shaped_distribution(settings: 
         torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["raw", "sampled"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("count", [1, 5, 200, 900])
+def test_top_when_asked_for_has_the_most_likely_tokens_of_its_distribution(
+    settings: dict[str, Any], kind: Any, count: int
+) -> None:
+    logits, seen = logits_of(40, 700)
+    draw = Sampler(**settings, top=count, top_kind=kind)(logits, seen, torch.rand(40, dtype=torch.float64))
+    assert draw.top is not None
+    ids, logps = draw.top
+    assert ids.shape == (40, min(count, 700)) and all(len(set(row)) == len(row) for row in ids.tolist())
+    scores = logits if kind == "raw" else of_transformers(logits.double(), seen, settings)
+    wanted = scores.double().log_softmax(1)
+    torch.testing.assert_close(logps.double(), wanted.gather(1, ids), atol=1e-5, rtol=0)
+    torch.testing.assert_close(logps.double(), wanted.topk(ids.shape[1])[0], atol=1e-5, rtol=0)
+
+
+def test_top_when_decoding_is_greedy_is_that_of_the_model() -> None:
+    logits, seen = logits_of(50, 700)
+    draw = Sampler(temperature=0, repetition_penalty=1.4, top=3)(logits, seen, torch.zeros(50, dtype=torch.float64))
+    assert draw.top is not None
+    assert torch.equal(draw.top[0], logits.topk(3)[1])
+    torch.testing.assert_close(draw.top[1], logits.log_softmax(1).topk(3)[0])
+
+
 def chi_square(settings: dict[str, Any], draws: int, tied: bool) -> float:
     """p-value of this many draws from one distribution of 60 tokens against its exact probabilities."""
     logits, seen = (each[:1] for each in logits_of(3, 60, tied=tied))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -156,6 +157,89 @@ def test_head_when_frozen_or_trained_then_logps_kl_and_gradients_equal_the_full_
     got = torch.autograd.grad((weight_logp * token_scores(hidden, head, targets).logps).sum(), leaves)
     for mine, expected in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, expected)
+
+
+@pytest.mark.parametrize("kind", ["frozen", "trained", "other"])
+@pytest.mark.parametrize(("softcap", "scale"), [(None, 1.0), (None, 0.5), (2.0, 0.5)])
+@pytest.mark.parametrize("with_kl", [False, True])
+@pytest.mark.parametrize("count", [1, 4, 13])
+def test_head_when_tokens_are_listed_then_their_logps_that_of_all_others_and_gradients_equal_the_full_logits(
+    kind: str, softcap: float | None, scale: float, with_kl: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_logps, "CHUNK_TOKENS", 2)
+    monkeypatch.setitem(token_logps.CHUNK_ELEMENTS, "cpu", 2 * 13)
+    torch.manual_seed(1)
+    linear = (Wrapped if kind == "other" else torch.nn.Linear)(5, 13, bias=False).double()
+    linear.requires_grad_(kind != "frozen")
+    reference_linear = torch.nn.Linear(5, 13, bias=False).double().requires_grad_(False)
+    hidden, reference_hidden = torch.randn(2, 7, 5, dtype=torch.float64)
+    hidden.requires_grad_()
+    ids = torch.stack([torch.randperm(13)[:count] for _ in range(7)])
+    targets = torch.cat((ids[:3, 0], torch.randint(13, (4,))))
+    head, leaves = Head(linear, softcap, scale), [hidden] if kind == "frozen" else [hidden, linear.weight]
+    logits = linear(hidden) * scale if softcap is None else torch.tanh(linear(hidden) * scale / softcap) * softcap
+    full = logits.log_softmax(-1)
+    others = full.exp().scatter(-1, ids, 0.0).sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny).log()
+    listed = torch.cat((full.gather(-1, ids), others), dim=-1).t()
+    wanted = {"logps": full.gather(-1, targets[:, None])[:, 0], "listed": listed}
+    if with_kl:
+        of_reference = reference_linear(reference_hidden).log_softmax(-1)
+        wanted["kl"] = (of_reference.exp() * (of_reference - full)).sum(-1)
+    reference = ReferenceHead(reference_hidden, Head(reference_linear)) if with_kl else None
+    found = token_scores(hidden, head, targets, reference, listed=ids, statistics=True)
+    assert found.statistics is not None
+    torch.testing.assert_close(found.statistics[1], -(full.exp() * full).sum(-1).detach().float())
+    gradients = []
+    for scores in (wanted, found._asdict()):
+        numbers = torch.Generator().manual_seed(2)
+        total = hidden.new_zeros(())
+        for name, values in wanted.items():
+            torch.testing.assert_close(scores[name], values)
+            factors = torch.randn(values.shape, generator=numbers, dtype=torch.float64)
+            if name == "listed" and count == 13:
+                factors[-1] = 0  # there are no others
+            total = total + (factors * scores[name]).sum()
+        gradients.append(torch.autograd.grad(total, leaves, retain_graph=True))
+    for expected, mine in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(token_scores(hidden, head, targets, listed=ids).listed, listed)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_head_when_nearly_all_is_listed_then_the_others_have_their_digits(frozen: bool) -> None:
+    # Two listed tokens have all but 1e-12 of the probability: 1 − Σ p is 0 in float32.
+    linear = torch.nn.Linear(4, 40, bias=False).requires_grad_(not frozen)
+    with torch.no_grad():
+        linear.weight.normal_(generator=torch.Generator().manual_seed(1))
+        linear.weight[:2, 0] += 30
+    hidden = torch.tensor([[1.0, 0.2, -0.3, 0.1]], requires_grad=True)
+    found = token_scores(hidden, Head(linear), torch.tensor([0]), listed=torch.tensor([[0, 1]])).listed
+    full = (hidden.double() @ linear.weight.double().t()).log_softmax(-1)
+    wanted = full[0, 2:].logsumexp(0)
+    assert found is not None and wanted < math.log(1e-11)
+    torch.testing.assert_close(found[-1, 0].double(), wanted, rtol=1e-6, atol=0)
+    got, expected = (torch.autograd.grad(each, hidden, retain_graph=True)[0] for each in (found[-1, 0], wanted))
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_head_when_its_weights_are_bfloat16_and_tokens_are_listed_then_gradients_are_near_autograds(
+    frozen: bool,
+) -> None:
+    torch.manual_seed(1)
+    linear = torch.nn.Linear(16, 1 << 10, bias=False, dtype=torch.bfloat16).requires_grad_(not frozen)
+    hidden = torch.randn(300, 16, dtype=torch.bfloat16, requires_grad=True)
+    targets, ids = torch.randint(1 << 10, (300,)), torch.stack([torch.randperm(1 << 10)[:20] for _ in range(300)])
+    full = linear(hidden).float().log_softmax(-1)
+    others = full.exp().scatter(-1, ids, 0.0).sum(-1, keepdim=True).log()
+    plain = torch.cat((full.gather(-1, ids), others), dim=-1).t()
+    found = token_scores(hidden, Head(linear), targets, listed=ids).listed
+    assert found is not None
+    torch.testing.assert_close(found, plain)
+    factors = torch.randn(plain.shape)
+    wanted, got = (torch.autograd.grad((factors * each).sum(), hidden)[0] for each in (plain, found))
+    assert wanted.norm() > 0 and (got - wanted).norm() <= 2e-2 * wanted.norm()
 
 
 def test_trained_head_when_under_autocast_then_gradients_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:

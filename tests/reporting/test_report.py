@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 import yaml
-from run_helpers import HOSTILE, TOO_LONG
+from run_helpers import HOSTILE, TOO_LONG, answers, finish
 
 from regretless.core.errors import DataError
+from regretless.core.files import write_jsonl
 from regretless.data.columns import Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
@@ -88,6 +89,42 @@ def test_report_when_a_run_is_finished_then_every_section_shows_its_numbers(fini
     assert "Solved by training" in text and "Broken by training" in text
     assert len(page.all("svg")) == 1 + 6 + 3 + 3
     assert not any(attributes.get("class") == "missing" for attributes in page.all("p"))
+
+
+def test_report_when_a_run_has_rounds_then_their_curves_times_and_one_prompts_answers_are_shown(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(finished_run, tmp_path / "run"))
+
+    def estimate(value: float) -> dict[str, float]:
+        return {"value": value, "low": value - 0.125, "high": value + 0.125}
+
+    lines = [
+        {"round": number, "method": method, "pass_at_1": estimate(0.25 * number), "kl_to_start": estimate(-0.5)}
+        | {"effective_share": 0.75, "saturated": None, "pairs": 12, "replayed": 3, "steps": 4}
+        for method in ("repo", "dpo")
+        for number in (1, 2)
+    ]
+    write_jsonl(run / "rounds/rounds.jsonl", lines)
+    for place, seconds in (("1/sample", 7.0), ("1/train/repo", 2.0), ("2/repo/sample", 5.0), ("2/dpo/sample", 6.0)):
+        (run / "rounds" / place).mkdir(parents=True)
+        finish(run / "rounds" / place, f"rounds/{place}", {"responses": 8}, seconds)
+    for place, right in (("1", 0.2), ("2/repo", 0.9)):
+        (run / "rounds" / place / "verify").mkdir(parents=True)
+        write_records(run / "rounds" / place / "verify/responses.parquet", answers(place, right))
+    page = report(run, tmp_path)
+    text = page.text()
+    for part in ("0.25 [0.125, 0.375]", "−0.5 [−0.625, −0.375]"):
+        assert part in text
+    assert [page.text("h4").count(f"round {number}") for number in (1, 2, 3)] == [1, 1, 0]
+    # Pass@1, KL and effective sample size; no round has a number of saturated pairs.
+    assert len(page.all("svg")) == 1 + 6 + 3 + 3 + 3
+    cells = [text.strip() for inside, text in page.texts if inside == "td"]
+    start = cells.index("7.0")
+    assert cells[start : start + 8] == ["7.0", "2.0", "5.0", "–", "7.0", "–", "6.0", "–"]
+    stages = [(row.name, row.seconds) for row in stage_rows(collect(run, examples=0, seed=0, places=["rounds"]).stages)]
+    assert stages[:2] == [("rounds/1", 9.0), ("rounds/2", 11.0)]
+    assert "Rounds" in page.text("h2") and "Rounds" not in report(finished_run, tmp_path / "plain").text("h2")
 
 
 def test_report_when_model_text_is_html_then_it_shows_as_text_and_no_script_joins(

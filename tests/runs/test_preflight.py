@@ -69,6 +69,16 @@ RECIPES: dict[str, dict[str, Any]] = {
         "pairs": {"dataset": "{run}/world/prompts.jsonl"},
         "train": {"objective": "kto", "max_steps": 1},
     },
+    "rounds": {
+        "world": WORLD,
+        "pretrain": {"a": {"model": MODEL, "data": "{run}/world/demonstrations-a.jsonl", "max_steps": 1}},
+        "model": {"name_or_path": "{run}/pretrain/a"},
+        "sample": {"prompts": PROMPTS},
+        "verify": {},
+        "pair": {},
+        "train": {"objective": ["repo", "kto"], "max_steps": 1},
+        "rounds": {"count": 3},
+    },
 }
 Case = tuple[str, str, str]
 """Recipe, override, and the problems that are found: key and code of each. Their texts are in `golden.txt`."""
@@ -360,6 +370,30 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         ("train.report_to=mlflow", "train.report_to: mlflow-needs-a"),
     ],
 }
+TABLE["rounds"] = [
+    ("rounds.count=0", "rounds.count: greater-than-or"),
+    ("rounds.count=null", "rounds.count: a-valid-integer"),
+    ("rounds.prompts=half", "rounds.prompts: input-should-be"),
+    ("rounds.prompts=0", "rounds.prompts: input-should-be"),
+    ("rounds.start=zero", "rounds.start: input-should-be"),
+    ("rounds.reference=last", "rounds.reference: input-should-be"),
+    ("rounds.reference=behavior", "rounds.reference: kto-needs-the"),
+    ("rounds.optimizer=kept", "rounds.optimizer: input-should-be"),
+    ("rounds={count: 2, optimizer: carried, start: model}", "rounds.optimizer: its-state-belongs"),
+    ("rounds.replay={}", "rounds.replay.share: required"),
+    ("rounds.replay.share=1", "rounds.replay.share: less-than"),
+    ("rounds.stop.kl=0", "rounds.stop.kl: greater-than"),
+    ("rounds.stop.length=1", "rounds.stop.length: greater-than"),
+    ("sample=null", "verify: nothing-to-verify; pair: nothing-to-pair; rounds: nothing-to-repeat"),
+    ("train=null", "rounds: nothing-to-repeat"),
+    ('sample.models=[{name_or_path: "{run}/pretrain/a", dtype: float32}]', "sample.models: each-round"),
+    ('responses="{run}/world/test.jsonl"', "responses: each-round-makes"),
+    ('pairs.dataset="{run}/world/test.jsonl"', "pairs: each-round-makes"),
+    (
+        "sample={engine: openai, server: {base_url: http://127.0.0.1:9/v1}, prompts: {answer_column: answer}}",
+        "sample.server: a-server-does",
+    ),
+]
 CASES: list[Case] = [(recipe, override, said) for recipe, cases in TABLE.items() for override, said in cases]
 
 

@@ -16,6 +16,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from regretless.core.errors import BudgetError, ConfigError, ServerError
+from regretless.core.top_logps import unpacked
 from regretless.data.columns import Response, Verdict
 from regretless.data.preferences import read_pairs
 from regretless.data.responses import read_responses
@@ -44,8 +45,8 @@ def log_softmax(scores: Mapping[int, float]) -> dict[int, float]:
 class Model:
     """A server whose model has six tokens and draws each regardless of the others, in every form of reply there is."""
 
-    def __init__(self, meaning: str = "raw", *, ids: bool = True, hosted: bool = False) -> None:
-        self.meaning, self.ids, self.hosted = meaning, ids, hosted
+    def __init__(self, meaning: str = "raw", *, ids: bool = True, hosted: bool = False, more: int = 0) -> None:
+        self.meaning, self.ids, self.hosted, self.more = meaning, ids, hosted, more
         self.close = 0
         """Number of probes whose likeliest tokens are too close to tell anything."""
 
@@ -78,8 +79,11 @@ class Model:
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
         if self.hosted and reason == "stop":
             tokens.pop()  # as OpenAI's does not tell the end token
-        pieces = [(WORDS[token], told[token]) for token in tokens]
-        top = {WORDS[token]: value for token, value in sorted(told.items(), key=lambda item: -item[1])[:5]}
+        names = [f"token_id:{token}" for token in range(6)] if body.get("return_tokens_as_token_ids") else WORDS
+        pieces = [(names[token], told[token]) for token in tokens]
+        listed = body.get("top_logprobs") or int(body.get("logprobs") or 0)
+        likely = sorted({**dict.fromkeys(range(6), -9999.0), **told}.items(), key=lambda item: -item[1])
+        top = {names[token]: value for token, value in likely[: max(listed, 5) + self.more]}
         ids = {"token_ids": tokens} if self.ids else {}
         if request.path.endswith("/chat/completions"):
             tops = [{"token": word, "logprob": value} for word, value in top.items()]
@@ -139,6 +143,45 @@ def test_logps_when_what_they_mean_is_found_out_are_recorded_as_that(endpoint: s
             else {"prompt": "Which?", "logprobs": 1, "max_tokens": 9}
         ),
     }
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions"])
+@pytest.mark.parametrize("kind", ["raw", "sampled"])
+def test_top_logps_when_the_server_tells_ids_are_those_of_the_distribution(endpoint: str, kind: str) -> None:
+    model = Model("raw" if kind == "raw" else "processed")
+    shape = {**HOT, "top_logps": 5, "top_logps_kind": kind}
+    with serving(model) as server:
+        found = asked(engine_for(server.url, shape, {"endpoint": endpoint}))
+    sent = server.requests[-1].body
+    assert (
+        sent["return_tokens_as_token_ids"] and (sent["top_logprobs"] if endpoint == "chat" else sent["logprobs"]) == 5
+    )
+    told = {**dict.fromkeys(range(6), -math.inf), **model.distributions(HOT)[0]}
+    likely = sorted(told.items(), key=lambda item: (-item[1], item[0]))[:5]
+    for item in found:
+        assert item.token_ids is not None and item.top_logps_kind == kind and item.tokens is None
+        assert item.logps == pytest.approx([told[token] for token in item.token_ids])
+        for entries in unpacked(item.top_logps or b"", len(item.token_ids)).tolist():
+            assert [token for token, _ in entries] == [token for token, _ in likely]
+            assert [logp for _, logp in entries] == pytest.approx([logp for _, logp in likely])
+
+
+@pytest.mark.parametrize(
+    ("shape", "server", "model", "message"),
+    [
+        ({"top_logps": 3}, {"extensions": False}, Model(), "top_logps needs the ids of the most likely tokens"),
+        ({"top_logps": 3}, {"logprobs": False}, Model(), "top_logps needs the ids of the most likely tokens"),
+        ({"top_logps": 5, **HOT}, {}, Model("processed"), "top_logps_kind: raw, but with this server .* are sampled"),
+        ({"top_logps": 9}, {}, Model(), "expected the ids of 9 tokens in the place of each one, .* lower top_logps"),
+        ({"top_logps": 3}, {}, Model(more=-5), "expected the ids of 3 tokens in the place of each one"),
+        ({"top_logps": 3, "temperature": 0, "top_logps_kind": "sampled"}, {}, Model(), "with temperature 0 nothing is"),
+    ],
+)
+def test_top_logps_when_the_server_cannot_tell_them_then_they_are_refused(
+    shape: dict[str, Any], server: dict[str, Any], model: Model, message: str
+) -> None:
+    with serving(model) as address, pytest.raises((ConfigError, ServerError), match=message):
+        asked(engine_for(address.url, {**PLAIN, **shape}, server))
 
 
 def test_logps_when_nothing_changes_the_distribution_are_both_and_nobody_is_asked() -> None:

@@ -74,6 +74,8 @@ def test_stage_when_run_writes_every_response_with_what_made_it(settings: dict[s
             "top_p": 0.95,
             "top_k": 40,
             "repetition_penalty": 1.05,
+            "top_logps": 0,
+            "top_logps_kind": "raw",
             "max_new_tokens": 6,
             "stop": [],
             "batch_size": 5,

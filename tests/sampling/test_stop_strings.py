@@ -9,6 +9,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -17,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from regretless.analysis import inspect
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
+from regretless.core.top_logps import ENTRY
 from regretless.data.columns import Response, Verdict
 from regretless.data.preferences import read_pairs
 from regretless.data.responses import read_responses
@@ -223,6 +225,7 @@ class FakeVllm:
     def add_request(self, name: str, request: Any, params: Any, lora_request: Any) -> None:
         self.left[name], self.given[name] = list(self.texts[int(name)]), 0
         self.kinds.add(params.output_kind)
+        self.listed = params.logprobs
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.left)
@@ -237,7 +240,9 @@ class FakeVllm:
             new, rest = left[: self.at_once], left[self.at_once :]
             self.left[name] = rest
             self.given[name] += len(new)
-            logprobs = [{token: SimpleNamespace(logprob=-float(token))} for token in new]
+            # The token that was drawn, and the two most likely ones, of which it may be one.
+            likely = {7: SimpleNamespace(logprob=-0.5), 3: SimpleNamespace(logprob=-1.5)}
+            logprobs = [{token: SimpleNamespace(logprob=-float(token)), **likely} for token in new]
             reason = None if rest else "stop" if new[-1] == END else "length"
             if reason:
                 del self.left[name]
@@ -260,7 +265,11 @@ def test_engine_vllm_when_a_request_reaches_a_stop_string_then_it_is_aborted_and
     texts[1].append(END)
     fake = FakeVllm(texts, at_once)
     engine: Any = object.__new__(VllmEngine)
-    engine.params, engine.tokenizer, engine.ends = SamplingParams(**HOT, stop=["\n\nQ:"]), TOKENIZERS["bytes"], [END]
+    engine.params, engine.tokenizer, engine.ends = (
+        SamplingParams(**HOT, stop=["\n\nQ:"], top_logps=2),
+        TOKENIZERS["bytes"],
+        [END],
+    )
     engine.options = SimpleNamespace(logprobs_mode="raw")
     engine._vllm = SimpleNamespace(SamplingParams=SimpleNamespace)
     engine.llm, engine.lora = SimpleNamespace(llm_engine=fake), None
@@ -275,6 +284,8 @@ def test_engine_vllm_when_a_request_reaches_a_stop_string_then_it_is_aborted_and
     for row, count in enumerate(kept):
         assert found[row].token_ids == texts[row][:count]
         assert found[row].logps == [-float(token) for token in texts[row][:count]]
+        assert found[row].top_logps == np.array([[(7, -0.5), (3, -1.5)]] * count, ENTRY).tobytes()
+    assert fake.listed == 2
     assert fake.given["0"] < 12 and not fake.left and fake.kinds == {"delta"}
 
 

@@ -15,6 +15,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from regretless.core.errors import ConfigError
+from regretless.core.top_logps import unpacked
 from regretless.modeling.generation import responses
 from regretless.modeling.load import ModelConfig
 from regretless.sampling import transformers_engine
@@ -90,6 +91,29 @@ def test_logps_when_sampled_in_a_padded_batch_equal_a_plain_re_score(tokenizer: 
         ]
         assert found.logps == pytest.approx(raw, abs=1e-4)
         assert found.sampled_logps == pytest.approx(drawn, abs=1e-4)
+
+
+@pytest.mark.parametrize("decodes", [True, False])
+@pytest.mark.parametrize("kind", ["raw", "sampled"])
+def test_top_logps_when_sampled_are_those_of_each_place_and_end_with_the_response(
+    tokenizer: str, kind: Any, decodes: bool
+) -> None:
+    params = ALL_ON.model_copy(update={"top_logps": 12, "top_logps_kind": kind, "stop": ["w9"]})
+    engine = engine_for(tokenizer, params)
+    engine.decodes, engine.ends = decodes, [1, 9, 13]
+    completions = [found for seed in range(3) for found in engine.generate(PROMPTS, seed)]
+    assert {found.finish_reason for found in completions} == {"stop", "stop_string"}
+    for prompt, found in zip(PROMPTS * 3, completions, strict=True):
+        assert found.token_ids is not None and found.top_logps is not None and found.top_logps_kind == kind
+        entries = unpacked(found.top_logps, len(found.token_ids))
+        assert entries.shape == (len(found.token_ids), 12)
+        for at, logits in enumerate(scores(engine.model, prompt, found.token_ids)):
+            seen = prompt + found.token_ids[:at]
+            of_place = log_softmax(logits) if kind == "raw" else drawn_from(logits, seen, params)
+            np.testing.assert_allclose(entries["logp"][at], np.sort(of_place)[::-1][:12], atol=1e-4)
+            np.testing.assert_allclose(entries["logp"][at], of_place[entries["id"][at]], atol=1e-4)
+            if kind == "sampled":
+                assert np.exp(entries["logp"][at]).sum() == pytest.approx(1, abs=1e-5), "top_k is 12: no tail"
 
 
 @pytest.mark.parametrize(

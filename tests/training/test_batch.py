@@ -15,14 +15,17 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from regretless.cli.app import main
+from regretless.core.top_logps import packed, unpacked
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
-from regretless.modeling.forward import grouped, response_scores
+from regretless.modeling.forward import grouped, in_rows, response_scores
 from regretless.modeling.layout import Ids, as_context, is_context, own_ids, read_ids
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.objectives import build
 from regretless.training.batch import build_batch
 from regretless.training.data import TrainingPair
+from regretless.training.metrics import pair_metrics
 from regretless.training.pair_store import PairTable
+from regretless.training.passes import joined
 from tiny_model import save_tiny_model
 
 PROMPT = (1, 20, 21, 22)
@@ -118,6 +121,72 @@ def test_objective_when_context_lies_between_messages_then_value_and_gradient_ar
         assert parameter.grad is not None
         # Models compute their norms in float32 whatever their own precision, so gradients agree to float32 only.
         assert (found[key] - parameter.grad).norm() <= 1e-5 * parameter.grad.norm() + 1e-12, key
+
+
+def listing(ids: Ids, seed: int, same: int = 0) -> bytes:
+    """Lists of five tokens of a response; in the first `same` places those of the writer with seed 0."""
+    first, own = (np.random.default_rng(each).normal(size=(len(ids), 40)) for each in (0, seed))
+    writer = torch.from_numpy(np.concatenate((first[:same], own[same:]))).log_softmax(-1)
+    logps, tokens = writer.topk(5)
+    return packed(tokens.numpy(), logps.numpy()).tobytes()
+
+
+COMMON = tuple(range(10, 27))
+"""Long enough for a row to have it once."""
+LISTED, BESIDE = (*COMMON, 11, 12, 13), (*COMMON, 14, 15)
+
+
+@pytest.mark.parametrize("max_tokens", [1000, 24])
+@pytest.mark.parametrize("kind", ["grouped", "plain"])
+def test_lists_when_responses_of_two_writers_share_a_beginning_then_each_has_its_own_divergence(
+    kind: Any, max_tokens: int, make_model: Callable[..., PreTrainedModel]
+) -> None:
+    policy = make_model(1).double()
+    vocabulary = policy.config.vocab_size
+    lists = {LISTED: listing(LISTED, 0), BESIDE: listing(BESIDE, 5, same=16), LISTED[:18]: listing(LISTED[:18], 0)}
+    assert lists[LISTED].startswith(lists[LISTED[:18]])
+    sides = {ids: TokenizedSide(ids, top=top) for ids, top in lists.items()}
+    stored = PairTable.temporary(
+        TokenizedPair(f"p{number}", PROMPT, sides[LISTED], sides[other], "rows:1", "original")
+        for number, other in enumerate((BESIDE, LISTED[:18]))
+    )
+    objective = build("repo", estimator="topk", reference_weight=0)
+    batch = build_batch([TrainingPair(each) for each in stored], objective, kind=kind, max_tokens=max_tokens)
+    # Of the 17 places in common one has two lists; plain rows have all of them twice, and so have rows of few tokens.
+    assert len(batch.layouts) == (1 if max_tokens == 1000 else 2)
+    predicted = sum(len(layout.targets) for layout in batch.layouts)
+    assert predicted == (17 + 1 + 3 + 2 if (kind, max_tokens) == ("grouped", 1000) else 20 + 19)
+    with in_rows(policy, kind):
+        scores = joined([response_scores(policy, layout) for layout in batch.layouts])
+        logps = batch.logps(scores)
+        loss = objective(logps, batch.pairs).loss
+        loss.backward()
+    found = {key: parameter.grad.clone() for key, parameter in policy.named_parameters() if parameter.grad is not None}
+    policy.zero_grad()
+
+    values = []
+    for ids, top in lists.items():
+        row = torch.tensor([[*PROMPT, *ids]])
+        full = policy(input_ids=row, use_cache=False).logits[0, len(PROMPT) - 1 : -1].log_softmax(-1)
+        total = torch.zeros((), dtype=torch.float64)
+        for at, entries in enumerate(unpacked(top, len(ids))):
+            weight = harmonic(len(ids) - 1) - harmonic(len(ids) - at - 1)
+            listed = entries["id"].astype(int).tolist()
+            mine = torch.from_numpy(entries["logp"].astype(np.float64))
+            rest, others = 1 - mine.exp().sum(), [token for token in range(vocabulary) if token not in listed]
+            kl = (mine.exp() * (mine - full[at, listed])).sum() + rest * (rest.log() - full[at, others].logsumexp(0))
+            total = total + full[at, ids[at]] - weight * kl
+        values.append(total)
+    wanted = torch.stack([-F.logsigmoid(values[0] - values[1]), -F.logsigmoid(values[0] - values[2])]).mean()
+    torch.testing.assert_close(loss, wanted, rtol=0, atol=1e-9)
+    wanted.backward()
+    for key, parameter in policy.named_parameters():
+        assert parameter.grad is not None
+        assert (found[key] - parameter.grad).norm() <= 1e-5 * parameter.grad.norm() + 1e-12, key
+    metrics = pair_metrics(logps, batch.pairs, objective(logps, batch.pairs), with_rejected=True)
+    assert logps.top_logps is not None
+    rejected = logps.top_logps.divergence()[batch.pairs[:, 1]].sum(1)
+    assert metrics["behavior_kl/rejected"].tolist() == pytest.approx(rejected.tolist()) and rejected.min() > 0
 
 
 TEMPLATE = (

@@ -22,7 +22,7 @@ from regretless.core.paths import page
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import console
 from regretless.data.codec import Codec, codec_of
-from regretless.data.columns import SIDES, Pair, SideName, text_key
+from regretless.data.columns import SIDES, TOP, Pair, SideName, text_key
 from regretless.data.contamination import Benchmarks
 from regretless.data.pair_source import PairSource
 from regretless.data.prompt_templates import AS_MESSAGES, PAIR_TEMPLATE
@@ -134,6 +134,8 @@ def run(
     results["data"]["without_token_numbers"] = {
         name: lacking for name in wanted if (lacking := missing_values(tokenized, name))
     }
+    # Their loss would need what the reference says of all listed tokens.
+    results["data"]["listed_objectives"] = [name for name, each in built.items() if TOP in each.required]
 
     # What the model says of a sample of them.
     by_margin = config.sort is not None and config.sort in OBJECTIVES
@@ -148,7 +150,9 @@ def run(
         scores = score_responses(load_model(model), responses, description="inspect: reference")
         reference = dict(zip(responses, scores, strict=True))
         results["objectives"] = {
-            label: at_start(objective, sample, reference, codec.ends_step) for label, objective in built.items()
+            label: at_start(objective, sample, reference, codec.ends_step)
+            for label, objective in built.items()
+            if label not in results["data"]["listed_objectives"]
         }
         results["behavior_minus_reference"] = gap(labeled(sample), reference)
         if config.rescore:
@@ -311,6 +315,10 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
             f"(the lowest: {impossible['lowest']:g}), which no model gives to a token that it writes: they may stand "
             "for unknown values; the setting rescore of pair replaces them"
         )
+    notes += [
+        f"{name}: its loss at the start is not shown: with estimator=topk it takes more than the response tokens"
+        for name in data["listed_objectives"]
+    ]
     for name, counts in data["without_token_numbers"].items():
         notes.append(
             f"{sum(counts.values())} of {data['pairs']} pairs lack token_numbers.{name} ({'; '.join(counts)}): "

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regretless.core.errors import DataError, RegretlessError
+from regretless.core.files import read_json
 from regretless.core.paths import refuse_urls
 from regretless.core.terminal import FoldingTable, terminal
 from regretless.core.yaml_settings import read_yaml
@@ -135,12 +136,14 @@ def look(folder: Path) -> Trainings:
     """The trainings of a folder at this moment."""
     files = [
         folder / LOG_FILE,
-        # Those of the folder's own recipe, of runs in it that a stage is made of, and of the runs of a study.
+        # Those of the folder's own recipe, of runs in it that a stage is made of, and of the runs of a study. The last
+        # models of rounds are in `train` once more.
         *(
             file
-            for above in ("", "*/", "*/*/")
+            for above in ("", "*/", "*/*/", "*/*/*/")
             for stage in ("pretrain", "train")
             for file in sorted(folder.glob(f"{above}{stage}/*/{LOG_FILE}"))
+            if above or stage == "pretrain" or not (folder / "rounds").is_dir()
         ),
     ]
     logs = {file.parent.relative_to(folder).as_posix(): log for file in files if (log := read(file)) is not None}
@@ -161,7 +164,17 @@ def _asked_for(folder: Path) -> Iterator[str]:
     recipe = read_yaml(file) if file.is_file() else {}
     yield from (f"pretrain/{name}" for name in recipe.get("pretrain") or ())
     if isinstance(train := recipe.get("train"), Mapping):
-        yield from (f"train/{name}" for name in methods_of(train.get("objective", DEFAULT_METHOD)))
+        methods, rounds = methods_of(train.get("objective", DEFAULT_METHOD)), recipe.get("rounds")
+        if not isinstance(rounds, Mapping):
+            yield from (f"train/{name}" for name in methods)
+            return
+        for name in methods:
+            result = folder / "train" / name / MANIFEST
+            # Bounds may have ended the rounds early.
+            last = read_json(result)["settings"] if result.is_file() else {}
+            count = last["number"] if last.get("count") == rounds["count"] else rounds["count"]
+            yield f"rounds/1/train/{name}"
+            yield from (f"rounds/{number}/{name}/train/{name}" for number in range(2, count + 1))
 
 
 def _run_is_alive(folder: Path) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 import xxhash
 
 from regretless.core.errors import DataError
-from regretless.core.text_cleaning import MAX_DEPTH, MOST_DIGITS, clean_text, json_value
+from regretless.core.text_cleaning import MAX_DEPTH, MOST_DIGITS, clean_text, json_value, text_of
 
 LEFTOVER = re.compile(r"\..+\.[0-9a-f]{12}\.regretless")
 """What an interrupted process was about to delete, or to move: no other program has such names (`leftover`)."""
@@ -92,7 +92,7 @@ def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def json_line(row: Mapping[str, Any]) -> str:
     """One line of a JSONL file for any row: values without a JSON form are written as text (`json_value`)."""
     try:
-        line = json.dumps(row, ensure_ascii=False, allow_nan=False, default=str)
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False, default=text_of)
     except (ValueError, TypeError, RecursionError):
         line = json.dumps(json_value(row), ensure_ascii=False, allow_nan=False)
     return clean_text(line) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -90,7 +91,12 @@ def json_value(value: Any, depth: int = MAX_DEPTH) -> Any:
         return f"integer of {value.bit_length()} bits"
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    return clean_text(str(value))
+    return clean_text(text_of(value))
+
+
+def text_of(value: Any) -> str:
+    """A value that JSON has no form for as text: bytes in base64."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def without_nan(value: Any) -> Any:

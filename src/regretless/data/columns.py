@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -9,9 +10,10 @@ from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from regretless.core.files import fingerprint
+from regretless.core.top_logps import first_rows
 
 Message = dict[str, Any]
 """One message: the texts `role` and `content`, and, where it has them, `tool_calls` (each a function with its name and
@@ -34,8 +36,10 @@ SIDES: tuple[SideName, SideName] = ("chosen", "rejected")
 TOKEN_VALUES = {"logps": "behavior"}
 """Fields of a response, and of a side, with a number for each token, and the names that objectives have for them in
 `needs`."""
-PER_TOKEN = ("token_ids", "tokens", *TOKEN_VALUES, "token_numbers")
+PER_TOKEN = ("token_ids", "tokens", *TOKEN_VALUES, "token_numbers", "top_logps")
 """Fields of a response, and of a side, with one value for each token."""
+TOP = "top_logps"
+"""The name that objectives have in `needs` for the field of that name."""
 FinishReason = Literal["stop", "length", "stop_string"]
 """Why a response ended: the model's end token, the limit of tokens, or a text that the settings of sampling name."""
 LogpsKind = Literal["raw", "sampled"]
@@ -62,6 +66,11 @@ class Response:
     """Log-probability of each token id (nats) in the distribution it was sampled from."""
     token_numbers: dict[str, list[float]] | None = None
     """Further numbers per token id by name, which pairs pass on to the objectives that name them in `needs`."""
+    top_logps: bytes | None = None
+    """For each token id the same number of most likely tokens in its place, each with its log-probability (nats), as
+    8 bytes of `core.top_logps.ENTRY`."""
+    top_logps_kind: LogpsKind | None = None
+    """Distribution that `top_logps` belongs to, as for `logps_kind`."""
     model: str | None = None
     revision: str | None = None
     dtype: str | None = None
@@ -123,6 +132,10 @@ class Side:
     """Log-probability of each token (nats) under the behavior policy."""
     token_numbers: dict[str, list[float]] | None = None
     """Further numbers per token by name, for objectives that name them in `needs`."""
+    top_logps: bytes | None = None
+    """The most likely tokens in the place of each token, as in `Response`."""
+    top_logps_kind: LogpsKind | None = None
+    """Distribution that `top_logps` belongs to."""
     model: str | None = None
     """Name of the model that generated the response."""
     complete: bool | None = None
@@ -156,7 +169,9 @@ class Side:
     def first_tokens(self, count: int, *, keep_rest: bool = False) -> Side:
         """The side with its first `count` tokens, the others stored behind the cut or left out; the caller sets the
         remaining text."""
-        cut = {} if keep_rest else {name: _first(getattr(self, name), count) for name in PER_TOKEN}
+        tokens = len(self.pieces or ())
+        first = {name: first_values(getattr(self, name), count, tokens) for name in PER_TOKEN}
+        cut = {} if keep_rest else first
         return replace(self, **cut, complete=False, cut_at=count if keep_rest else None, stopped=None, score=None)
 
 
@@ -192,11 +207,11 @@ class Pair:
         return {"chosen": self.chosen} if self.rejected is None else {"chosen": self.chosen, "rejected": self.rejected}
 
 
-def _first(values: Any, count: int) -> Any:
-    """The first `count` values of a list, or of each list of a dictionary; None stays None."""
+def first_values(values: Any, count: int, tokens: int) -> Any:
+    """The first `count` values of a column of `PER_TOKEN` with one for each of `tokens` tokens; None stays None."""
     if isinstance(values, dict):
         return {name: row[:count] for name, row in values.items()}
-    return values and values[:count]
+    return first_rows(values, count, tokens) if isinstance(values, bytes) else values and values[:count]
 
 
 AND = " and "
@@ -238,6 +253,15 @@ MOST_SCORE = 1e100
 MOST_NUMBER = 1e38
 """Further numbers per token are stored and computed with as float32."""
 
+
+def as_bytes(value: Any) -> Any:
+    """A text in base64, the form that bytes have in JSON, as bytes; any other value as it is."""
+    try:
+        return base64.b64decode(value, validate=True) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 IdList = Annotated[list[Id], Field(description="token ids (whole numbers from 0 to 2147483647)")]
 SomeIds = Annotated[list[Id], Field(min_length=1, description="one token id or more (0 to 2147483647)")]
@@ -258,6 +282,7 @@ TokenNumbers = Annotated[
     dict[str, list[Annotated[float, Field(allow_inf_nan=False, ge=-MOST_NUMBER, le=MOST_NUMBER)]] | None],
     Field(description=f"for each name a list of numbers from {-MOST_NUMBER:g} to {MOST_NUMBER:g}, one per token"),
 ]
+TopLogps = Annotated[bytes, BeforeValidator(as_bytes), Field(description="bytes, or a text in base64")]
 String = Annotated[str, Field(description="text")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Name = Annotated[str | Integer, Field(description="text or a whole number")]
@@ -333,6 +358,8 @@ COLUMN_TYPES: Mapping[str, ColumnType] = {
     "sampled_logps": ColumnType(LogpList, FLOATS),
     "logps_kind": ColumnType(Kind),
     "token_numbers": ColumnType(TokenNumbers),
+    "top_logps": ColumnType(TopLogps, pa.large_binary()),
+    "top_logps_kind": ColumnType(Kind),
     "seed": ColumnType(Seed, pa.int64()),
     "finish_reason": ColumnType(Finish),
     "answer": ColumnType(Gold),

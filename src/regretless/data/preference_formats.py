@@ -21,6 +21,7 @@ from regretless.data.schema import (
     Unusable,
     check_lengths,
     check_numbers,
+    check_top,
     given_numbers,
     name_or,
     quoted,
@@ -352,7 +353,11 @@ def read_side(row: Mapping[str, Any], name: SideName, text: Text, default_id: st
     ids, tokens, logps, column = _tokens(columns, name)
     pieces = ids if ids is not None else tokens
     numbers = columns["token_numbers"]
-    problem = check_lengths(column, pieces, logps) or check_numbers(f"{name}_token_numbers", pieces, numbers)
+    problem = (
+        check_lengths(column, pieces, logps)
+        or check_numbers(f"{name}_token_numbers", pieces, numbers)
+        or check_top(f"{name}_top_logps", pieces, columns["top_logps"])
+    )
     if problem:
         raise Unusable(problem)
     values = {field: columns[field] for field in OF_SIDE} | {

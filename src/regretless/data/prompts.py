@@ -23,7 +23,7 @@ from regretless.data.schema import PROMPT, Unusable, read_gold
 from regretless.data.sources import open_source
 
 TEMPLATE = "prompt_template"
-"""Column in which the stage `prompts` writes what a source's `template` says."""
+"""Column in which `prompt_columns` writes what a source's `template` says."""
 
 
 class PromptSource(Section):
@@ -64,6 +64,12 @@ class PromptRow:
     """The prompt as the model receives it, where that is more than its text: with the beginning of a response."""
     template: str | None = None
     """The template that settings name, or the stage `prompts` was told to use."""
+
+
+def prompt_columns(row: PromptRow) -> dict[str, Any]:
+    """A prompt as a row of a file that `read_prompts` reads again, with its template and without other columns."""
+    named = {TEMPLATE: row.template} if row.template else {}
+    return {"prompt_id": row.prompt_id, "prompt": row.prompt, "answer": row.answer, **named}
 
 
 def load_prompts(source: PromptSource, setting: str = "", texts: TextPrompts = PLAIN) -> list[PromptRow]:

@@ -10,7 +10,16 @@ from regretless.data.columns import Response, Text, Verdict, text_key
 from regretless.data.messages import check_is_text, read_message, read_template_arguments
 from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
-from regretless.data.schema import RESPONSE, Unusable, check_lengths, check_numbers, given_numbers, name_or, quoted
+from regretless.data.schema import (
+    RESPONSE,
+    Unusable,
+    check_lengths,
+    check_numbers,
+    check_top,
+    given_numbers,
+    name_or,
+    quoted,
+)
 
 
 def read_responses(path: str | Path) -> tuple[list[Response], list[Refusal]]:
@@ -70,8 +79,10 @@ def check_response(row: Mapping[str, Any]) -> dict[str, Any]:
     check_present(row, ("prompt", "response"))
     columns = RESPONSE.check(row)
     pieces = columns["tokens"] if columns["token_ids"] is None else columns["token_ids"]
-    problem = check_lengths("logps", pieces, columns["logps"]) or check_numbers(
-        "token_numbers", pieces, columns["token_numbers"]
+    problem = (
+        check_lengths("logps", pieces, columns["logps"])
+        or check_numbers("token_numbers", pieces, columns["token_numbers"])
+        or check_top("top_logps", pieces, columns["top_logps"])
     )
     if problem is not None:
         raise Unusable(problem)

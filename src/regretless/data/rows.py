@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from regretless.core.errors import DataError
 from regretless.core.files import atomic_path, json_line, parse_json, what_is_not_a_file
-from regretless.core.text_cleaning import MAX_DEPTH, clean_text, is_too_deep, whole_row
+from regretless.core.text_cleaning import MAX_DEPTH, clean_text, is_too_deep, text_of, whole_row
 from regretless.data.columns import COLUMN_TYPES, FLOATS, SIDES, TEXT, Pair, Response, Side, field_names
 from regretless.data.messages import parts_of, stored_text
 from regretless.data.rejected_rows import Refusal
@@ -30,6 +30,8 @@ PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tgz")
 LONGEST_ROW = 2**26
 """Most bytes of a row: the tokens of a million, with ids and log-probabilities, need about half of it."""
 TOO_LONG = f"more than {LONGEST_ROW} bytes in one row"
+RARE = ("token_numbers", "top_logps", "top_logps_kind", "source_row", "topic")
+"""Columns that a table has only where some row has a value; those of sides too."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """Half a character in JSON."""
 
@@ -96,13 +98,13 @@ def _json_line(number: int, row: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The numbers of a NumPy scalar, an array or a tensor; any other value as text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    """The numbers of a NumPy scalar, an array or a tensor; any other value as text, bytes in base64."""
+    return value.tolist() if hasattr(value, "tolist") else text_of(value)
 
 
 def _is_absent(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """True if no row has a value in one of the columns that most data lack; `token_numbers` then has no type either."""
-    return column.endswith(("token_numbers", "source_row", "topic")) and not any(row[column] for row in rows)
+    """True if no row has a value in a column that few files have; `token_numbers` would have no type either."""
+    return column.endswith(RARE) and not any(row[column] for row in rows)
 
 
 def _stored(record: Response | Pair) -> dict[str, Any]:

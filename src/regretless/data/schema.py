@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from regretless.core.text_cleaning import json_value
+from regretless.core.top_logps import top_problem
 from regretless.data.columns import (
     COLUMN_TYPES,
     LOGPS,
@@ -155,6 +156,15 @@ def check_numbers(name: str, tokens: Sized | None, numbers: Mapping[str, Sized |
     """The problem with the count of each list in the column `name` (`token_numbers`), or None."""
     problems = (check_lengths(f"{name}.{key}", tokens, values) for key, values in (numbers or {}).items())
     return next(filter(None, problems), None)
+
+
+def check_top(name: str, tokens: Sized | None, data: bytes | None) -> str | None:
+    """The problem with the column `name` (`top_logps`), or None."""
+    if data is None:
+        return None
+    if not tokens:
+        return f"{name}: present without token ids, so their tokens are unknown"
+    return top_problem(name, data, len(tokens))
 
 
 def logps_problem(name: str, tokens: Sized | None, logps: list[float] | None) -> str | None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Literal
 
 from regretless.core.errors import ConfigError, DataError
+from regretless.core.top_logps import first_rows, unpacked
 from regretless.data.codec import Codec, Tokenizer, codec_of, parsed
-from regretless.data.columns import TOKEN_VALUES, Pair, Side, SideName, Text, has_several_tokenizers
+from regretless.data.columns import TOKEN_VALUES, TOP, Pair, Side, SideName, Text, has_several_tokenizers
 from regretless.data.conversations import ResponsePart, opening_of, response_parts
 from regretless.data.messages import CLOSE, OPEN
 from regretless.data.prompt_templates import asked_pair
 from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import pair_row
-from regretless.data.schema import check_lengths, check_numbers
+from regretless.data.schema import check_lengths, check_numbers, check_top
 from regretless.modeling.chat_templates import EndlessTemplate
 from regretless.modeling.layout import Ids, as_context, is_context, own_ids, read_ids
 
@@ -43,15 +44,27 @@ class TokenizedSide:
     values: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     """By the names that objectives have in `needs`: `behavior`, log-probabilities under the behavior policy (nats), and
     those of `Side.token_numbers`."""
+    top: bytes | None = field(default=None, hash=False)
+    """The most likely tokens in the place of each id that the model wrote: `Side.top_logps`."""
 
     @property
     def own(self) -> Ids:
         """The ids that the model wrote: those that are not context."""
         return own_ids(self.ids)
 
-    def only(self, names: Iterable[str]) -> TokenizedSide:
+    @property
+    def listed(self) -> int:
+        """Most likely tokens in the place of each id."""
+        return 0 if self.top is None else unpacked(self.top, len(self.own)).shape[1]
+
+    def has(self, name: str) -> bool:
+        """Whether the response has the value that objectives call so in `needs`."""
+        return self.top is not None if name == TOP else name in self.values
+
+    def only(self, names: Collection[str]) -> TokenizedSide:
         """The response with these values alone. Raises KeyError if it lacks one."""
-        return TokenizedSide(self.ids, {name: self.values[name] for name in names})
+        values = {name: self.values[name] for name in names if name != TOP}
+        return TokenizedSide(self.ids, values, self.top if TOP in names else None)
 
     def cut(self, length: int) -> TokenizedSide:
         """The first `length` tokens, or less: context at the end is read by nothing."""
@@ -59,21 +72,23 @@ class TokenizedSide:
             length -= 1
         ids = self.ids[:length]
         count = len(own_ids(ids))
-        return TokenizedSide(ids, {name: values[:count] for name, values in self.values.items()})
+        values = {name: values[:count] for name, values in self.values.items()}
+        return TokenizedSide(ids, values, self.top and first_rows(self.top, count, len(self.own)))
 
     def behind(self, count: int) -> TokenizedSide:
         """The same response with its first `count` tokens as context, those before them aside that are so anyway."""
         values = {name: numbers[count:] for name, numbers in self.values.items()}
         start = len(self.ids) - len(self.own) + count
-        return TokenizedSide((*as_context(read_ids(self.ids[:start])), *self.ids[start:]), values)
+        top = self.top and self.top[len(self.top) // len(self.own) * count :]
+        return TokenizedSide((*as_context(read_ids(self.ids[:start])), *self.ids[start:]), values, top)
 
     def without_future(self) -> TokenizedSide:
         """The response up to its cut, without `FUTURE`."""
         future = self.values.get(FUTURE)
         if future is None:
             return self
-        side = self.only(name for name in self.values if name != FUTURE)
-        return side.cut(len(self.ids) - int(sum(future)))
+        values = {name: numbers for name, numbers in self.values.items() if name != FUTURE}
+        return replace(self, values=values).cut(len(self.ids) - int(sum(future)))
 
 
 @dataclass(frozen=True)
@@ -113,7 +128,7 @@ class TokenizedPair:
 
     def with_missing(self, missing: Mapping[str, float]) -> TokenizedPair:
         """The pair, where a side lacks one of these values, with the number beside it for every token of both sides."""
-        filled = tuple(name for name in missing if any(name not in side.values for side in self.sides))
+        filled = tuple(name for name in missing if any(not side.has(name) for side in self.sides))
         if not filled:
             return self
         sides = [
@@ -193,7 +208,7 @@ def missing_values(pairs: Sequence[TokenizedPair], name: str = "behavior") -> di
     """Why pairs lack one of `TokenizedSide.values`, and how many pairs for each reason."""
     counts: dict[str, int] = {}
     for pair in pairs:
-        if not all(name in side.values for side in pair.sides):
+        if not all(side.has(name) for side in pair.sides):
             reason = pair.logps_dropped or "the data has none"
             counts[reason] = counts.get(reason, 0) + 1
     return counts
@@ -305,7 +320,7 @@ class _PairEncoder:
         dropped = [
             f"{side.name}: {reason}"
             for side, (_, reason) in zip(stored, fitted, strict=True)
-            if reason and side.known.token_values
+            if reason and (side.known.token_values or side.known.top_logps)
         ]
         return TokenizedPair(
             pair_id=pair.pair_id or origin,
@@ -434,10 +449,13 @@ class _PairEncoder:
             return TokenizedSide(resolved.ids)
         written, known = own_ids(resolved.ids), side.known
         problems = [check_lengths(f"{side.name}_{column}", written, getattr(known, column)) for column in TOKEN_VALUES]
-        for problem in (*problems, check_numbers(f"{side.name}_token_numbers", written, known.token_numbers)):
+        problems.append(check_numbers(f"{side.name}_token_numbers", written, known.token_numbers))
+        problems.append(check_top(f"{side.name}_top_logps", written, known.top_logps))
+        for problem in problems:
             if problem is not None:
                 raise DataError(problem)
-        return TokenizedSide(resolved.ids, {name: self._shared(row) for name, row in known.token_values.items()})
+        values = {name: self._shared(row) for name, row in known.token_values.items()}
+        return TokenizedSide(resolved.ids, values, known.top_logps)
 
     def _shared(self, values: Sequence[float]) -> tuple[float, ...]:
         """Numbers as a tuple, shared by equal numbers: a response occurs in several pairs."""

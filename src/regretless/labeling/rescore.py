@@ -60,7 +60,10 @@ def rescore(pairs: Sequence[Pair], models: Mapping[str, ModelConfig]) -> tuple[l
 
     # Put the new log-probabilities into the pairs.
     def changed(pair: Pair, side: Side) -> Side:
-        return side if keys[side.model] is None else replace(side, logps=logps[_response_key(pair, side)])
+        if keys[side.model] is None:
+            return side
+        # The lists are those of the distribution that the old log-probabilities belong to.
+        return replace(side, logps=logps[_response_key(pair, side)], top_logps=None, top_logps_kind=None)
 
     return [
         replace(

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from regretless.core.errors import error_line
+from regretless.core.top_logps import packed
 from regretless.modeling.adapters import fused_adapters
 from regretless.modeling.cpu_attention import grouped_attention
 from regretless.modeling.draws import Sampler, uniform_numbers
@@ -56,6 +58,8 @@ class Row:
     logps: list[float] = field(default_factory=list)
     sampled_logps: list[float] = field(default_factory=list)
     numbers: dict[str, list[float]] = field(default_factory=dict)
+    top: list[NDArray[np.void]] = field(default_factory=list)
+    """Of each token the most likely ones in its place (`core.top_logps`)."""
 
     @property
     def length(self) -> int:
@@ -65,7 +69,7 @@ class Row:
     def cut(self, length: int) -> Row:
         """The same with this many tokens of the response."""
         numbers = {name: values[:length] for name, values in self.numbers.items()}
-        parts = {name: getattr(self, name)[:length] for name in ("token_ids", "logps", "sampled_logps")}
+        parts = {name: getattr(self, name)[:length] for name in ("token_ids", "logps", "sampled_logps", "top")}
         return replace(self, **parts, numbers=numbers)
 
 
@@ -85,6 +89,9 @@ def draw_next(sampler: Sampler, logits: Tensor, seen: Tensor, rows: Sequence[Row
         row.sampled_logps.append(sampled)
         for name, values in numbers.items():
             row.numbers.setdefault(name, []).append(values[at])
+    if draw.top is not None:
+        for row, entries in zip(rows, packed(*(each.cpu().numpy() for each in draw.top)), strict=True):
+            row.top.append(entries)
     return draw.tokens
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +46,8 @@ class Draw(NamedTuple):
     """(B,) nats in the distribution that was drawn from; 0 where the most likely token was taken."""
     numbers: Mapping[str, Tensor]
     """(B,) further numbers, by name."""
+    top: tuple[Tensor, Tensor] | None = None
+    """(B, k) ids of the most likely tokens and their log-probabilities (nats), if they were asked for."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class Sampler:
     """Divisor of positive and factor of negative logits of tokens that were seen."""
     measure: Measure | None = None
     """Further numbers of each token, from distributions over the whole vocabulary."""
+    top: int = 0
+    """Number of most likely tokens to tell of each distribution, at most all."""
+    top_kind: Literal["raw", "sampled"] = "raw"
+    """Which distribution: the model's own, or the one that is drawn from, in which others have −∞."""
 
     def __call__(self, logits: Tensor, seen: Tensor, uniforms: Tensor) -> Draw:
         """A token for each row, by inverting the distribution function at a uniform number.
@@ -76,7 +82,9 @@ class Sampler:
         numbers = {name: torch.cat([part.numbers[name] for part in parts]) for name in parts[0].numbers}
         columns = zip(*((part.tokens, part.logps, part.sampled_logps) for part in parts), strict=True)
         tokens, logps, sampled = map(torch.cat, columns)
-        return Draw(tokens, logps, sampled, numbers)
+        tops = [part.top for part in parts if part.top is not None]
+        top = (torch.cat([ids for ids, _ in tops]), torch.cat([values for _, values in tops])) if tops else None
+        return Draw(tokens, logps, sampled, numbers, top)
 
     def _draw(self, logits: Tensor, seen: Tensor, uniforms: Tensor) -> Draw:
         candidates = self.candidates(logits, seen)
@@ -93,9 +101,29 @@ class Sampler:
             sampled = torch.zeros_like(uniforms)
         tokens = places if candidates.ids is None else candidates.ids.gather(1, places)
         # Rounding can put a certain token slightly above 0.
-        logps = (logits.gather(1, tokens)[:, 0] - logits.logsumexp(1)).clamp(max=0)
+        total = logits.logsumexp(1)
+        logps = (logits.gather(1, tokens)[:, 0] - total).clamp(max=0)
         numbers = {} if self.measure is None else self.measure(logits, candidates.spread(logits.shape[1]), tokens)
-        return Draw(tokens[:, 0], logps, sampled, numbers)
+        top = self._top(logits, total, candidates) if self.top else None
+        return Draw(tokens[:, 0], logps, sampled, numbers, top)
+
+    def _top(self, logits: Tensor, total: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
+        """Ids and log-probabilities (B, k) of the most likely tokens; `total` (B,) is the log of the logits' sum."""
+        size = min(self.top, logits.shape[1])
+        if self.top_kind == "sampled":
+            scores = candidates.scores.double()
+            total = scores.logsumexp(1)
+            if candidates.ids is None:
+                return _likeliest(scores, total, size)
+            if scores.shape[1] < size:
+                # Tokens that cannot be drawn fill the list.
+                return _likeliest(candidates.spread(logits.shape[1]).double(), total, size)
+            return candidates.ids[:, :size], scores[:, :size] - total[:, None]
+        # Without a penalty, what was listed is in the order of the logits.
+        if self.repetition_penalty == 1 and candidates.ids is not None and candidates.ids.shape[1] >= size:
+            ids = candidates.ids[:, :size]
+            return ids, (logits.gather(1, ids) - total[:, None]).clamp(max=0)
+        return _likeliest(logits, total, size)
 
     def candidates(self, logits: Tensor, seen: Tensor) -> Candidates:
         """What each row is drawn from; logits and seen as in a call."""
@@ -154,6 +182,11 @@ class Sampler:
             whole = sums[:, -1:] if total is None else (total - first).exp()
             kept &= sums - weights < self.top_p * whole
         return kept
+
+
+def _likeliest(scores: Tensor, total: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    values, ids = scores.topk(size)
+    return ids, (values - total[:, None]).clamp(max=0)
 
 
 def uniform_numbers(seed: int, count: int) -> np.ndarray:

@@ -87,16 +87,17 @@ def grouped(model: nn.Module, *, one_row: bool | None = None, sequence: Sequence
         extra = {"row": RowKeywords(extra)} if compiled else extra | asked(layout, hidden_only=hidden_only)
         output = decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **extra)
         # Scores of the response tokens, from the hidden states that predict them.
-        hidden, predict, targets = output.last_hidden_state, layout.predict, layout.targets
+        hidden, predict, targets, listed = output.last_hidden_state, layout.predict, layout.targets, layout.listed
         if sequence is not None:
             hidden = sequence.whole(hidden)
             if not hidden_only:
                 predict, targets = sequence.share(predict), sequence.share(targets)
                 reference = sequence.share_of_reference(reference)
+                listed = None if listed is None else sequence.share(listed)
         hidden = head.cast(hidden[0, predict])
         if hidden_only:
             return hidden
-        scores = token_scores(hidden, head, targets, reference, statistics=statistics)
+        scores = token_scores(hidden, head, targets, reference, listed=listed, statistics=statistics)
         scores = scores if sequence is None else sequence.all_scores(scores, len(layout.targets))
         return with_routers(scores, inner, output, layout)
 
@@ -140,7 +141,7 @@ def plain(model: nn.Module) -> Iterator[None]:
         hidden = head.cast(output.last_hidden_state.flatten(0, 1)[layout.predict])
         if hidden_only:
             return hidden
-        scores = token_scores(hidden, head, layout.targets, reference, statistics=statistics)
+        scores = token_scores(hidden, head, layout.targets, reference, listed=layout.listed, statistics=statistics)
         return with_routers(scores, inner, output, layout)
 
     with replaced_forward(inner, forward):
@@ -176,7 +177,8 @@ def check_ids(model: nn.Module, layout: Layout) -> None:
     """
     embeddings, largest = causal_model(model).get_input_embeddings(), int(layout.input_ids.max())
     if isinstance(embeddings, nn.Embedding):
-        largest, count = max(largest, int(layout.targets.max())), embeddings.num_embeddings
+        others = [ids for ids in (layout.targets, layout.listed) if ids is not None]
+        largest, count = max(largest, *(int(ids.max()) for ids in others)), embeddings.num_embeddings
         if largest >= count:
             raise ConfigError(
                 f"token id {largest} is beyond the {count:,} embeddings of {type(causal_model(model)).__name__}: use "

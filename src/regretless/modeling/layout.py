@@ -83,6 +83,8 @@ class Layout:
     """(M,) these response tokens."""
     lengths: tuple[int, ...] = ()
     """Plain rows: tokens of each row in front of its padding."""
+    listed: Tensor | None = None
+    """(M, K) ids of tokens whose log-probabilities are wanted in the place of each response token, or None."""
     counted: Tensor | None = None
     """(B·N,) bool: tokens that the load-balancing loss of a mixture of experts is about; None if it is not computed."""
 
@@ -98,8 +100,9 @@ class Layout:
 
     def to(self, device: torch.device) -> Layout:
         """The same layout with its tensors on a device."""
-        names = ("input_ids", "position_ids", "predict", "targets", *(("counted",) if self.counted is not None else ()))
-        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
+        names = ("input_ids", "position_ids", "predict", "targets", "listed", "counted")
+        tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
+        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
 
 
 def lay_out(items: Sequence[Item]) -> tuple[Layout, list[Tensor]]:

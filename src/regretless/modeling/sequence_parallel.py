@@ -75,7 +75,7 @@ class SequenceGroup:
             gathered: Tensor = _Gathered.apply(part.movedim(-1, 0), self, True).movedim(0, -1)  # type: ignore[no-untyped-call]
             return gathered[..., :count]
 
-        return TokenScores(joined(scores.logps), joined(scores.kl), joined(scores.statistics))  # type: ignore[arg-type]
+        return TokenScores._make(map(joined, scores))
 
 
 def check_sequence_parallel(model: PreTrainedModel, size: int) -> None:

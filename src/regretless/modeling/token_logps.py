@@ -36,6 +36,9 @@ class TokenScores(NamedTuple):
     routers: Tensor | None = None
     """(2, E, 1) of the E experts of a mixture, as `modeling.router_loss` sums them up over the row's counted tokens;
     None unless the layout has counted tokens. Of several rows, (2, E, rows)."""
+    listed: Tensor | None = None
+    """(K + 1, M) log-probability of each token that is listed in the place of the target, and of all others together
+    (nats); None unless the layout has lists."""
 
 
 class Buffers:
@@ -136,29 +139,52 @@ class ReferenceHead(NamedTuple):
 
 
 def token_scores(
-    hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None = None, *, statistics: bool = False
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    reference: ReferenceHead | None = None,
+    *,
+    listed: Tensor | None = None,
+    statistics: bool = False,
 ) -> TokenScores:
-    """Scores of `targets` (M,) given the hidden states (M, D) that predict them, with `statistics` on request."""
-    return head.within(lambda gathered: _scores(gathered, head, targets, reference, statistics), hidden)
+    """Scores of `targets` (M,) given the hidden states (M, D) that predict them, with `statistics` on request.
+
+    listed: (M, K) ids, each at most once in a row, whose log-probabilities are wanted too.
+    """
+    wanted = _Wanted(targets, reference, listed)
+    return head.within(lambda gathered: _scores(gathered, head, wanted, statistics), hidden)
 
 
-def _scores(
-    hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None, statistics: bool
-) -> TokenScores:
-    stats = torch.empty((3, len(targets)), dtype=torch.float32, device=hidden.device) if statistics else None
+class _Wanted(NamedTuple):
+    """What is to be known of each distribution."""
+
+    targets: Tensor
+    reference: ReferenceHead | None
+    listed: Tensor | None
+
+    def part(self, rows: slice) -> _Wanted:
+        """The same of some rows."""
+        reference = self.reference and self.reference._replace(hidden=self.reference.hidden[rows])
+        return _Wanted(self.targets[rows], reference, None if self.listed is None else self.listed[rows])
+
+
+def _scores(hidden: Tensor, head: Head, wanted: _Wanted, statistics: bool) -> TokenScores:
+    stats = torch.empty((3, len(hidden)), dtype=torch.float32, device=hidden.device) if statistics else None
     if head.is_frozen_linear and torch.is_grad_enabled() and hidden.requires_grad:
-        logps, kl = _FrozenHeadScores.apply(hidden, head, targets, reference, stats)  # type: ignore[no-untyped-call]
+        weight = head.module.weight
+        found = _FrozenHeadScores.apply(hidden, weight, head, wanted, stats)  # type: ignore[no-untyped-call]
     elif head.is_frozen_linear or (head.is_linear and not torch.is_grad_enabled()):
-        logps, kl, _, _ = _linear_forward(hidden.detach(), head, targets, reference, stats, with_gradient=False)
+        found = _linear_forward(hidden.detach(), head, wanted, stats, with_gradient=False).scores
     elif head.is_linear:
         weight, bias = head.module.weight, head.module.bias
-        logps, kl = _TrainedHeadScores.apply(hidden, weight, bias, head, targets, reference, stats)  # type: ignore[no-untyped-call]
+        found = _TrainedHeadScores.apply(hidden, weight, bias, head, wanted, stats)  # type: ignore[no-untyped-call]
     else:
-        logps, kl = _recomputed(hidden, head, targets, reference, stats)
-    for scores in (logps, kl):
+        found = _recomputed(hidden, head, wanted, stats)
+    for scores in found:
         if scores is not None and scores.requires_grad:
             scores.register_hook(_without_tiny)
-    return TokenScores(logps, kl, stats)
+    logps, kl, listed = found
+    return TokenScores(logps, kl, stats, listed=listed)
 
 
 def _without_tiny(gradient: Tensor | None) -> Tensor | None:
@@ -170,32 +196,44 @@ def _without_tiny(gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient.masked_fill(gradient.abs() < TINY, 0.0)
 
 
+_Scores = tuple[Tensor, Tensor | None, Tensor | None]
+"""(M,) log-probabilities of the targets, (M,) divergences, (K + 1, M) log-probabilities of what is listed."""
+
+
 class _FrozenHeadScores(torch.autograd.Function):
     """With a frozen head the gradient of each score with respect to its hidden state is one vector.
 
     ∂ log p[y] / ∂h = W[y] − Σ_v p_v W_v and ∂ KL / ∂h = Σ_v (p_v − r_v) W_v: computed in the forward pass from the
-    logits at hand, they make the backward pass a scaling, and no logits are kept or made twice.
+    logits at hand, they make the backward pass a scaling, and no logits are kept or made twice. Where tokens are
+    listed, W[y], their rows W_v and the mean of all other rows, weighted with p_v, give all gradients of
+    log-probabilities: the mean is kept in the place of the first vector.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        head: Head,
-        targets: Tensor,
-        reference: ReferenceHead | None,
-        statistics: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        logps, kl, logp_gradient, kl_gradient = _linear_forward(
-            hidden, head, targets, reference, statistics, with_gradient=True
-        )
-        ctx.save_for_backward(logp_gradient, kl_gradient)
-        return logps, kl
+        ctx: Any, hidden: Tensor, weight: Tensor, head: Head, wanted: _Wanted, statistics: Tensor | None
+    ) -> _Scores:
+        forward = _linear_forward(hidden, head, wanted, statistics, with_gradient=True)
+        ids = None if wanted.listed is None else torch.cat((wanted.targets.unsqueeze(-1), wanted.listed), dim=1)
+        ctx.save_for_backward(*forward.gradients, ids, forward.scores[2], forward.slopes, weight)
+        return forward.scores
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        first, of_kl, ids, listed, slopes, weight = ctx.saved_tensors
+        scaled = [(grads[1], of_kl)]
         grad = None
-        for upstream, vectors in zip(grads, ctx.saved_tensors, strict=True):
+        if ids is None:
+            scaled.append((grads[0], first))
+        else:
+            of_listed = torch.zeros_like(listed) if grads[2] is None else grads[2]
+            of_logp = torch.zeros_like(listed[0]) if grads[0] is None else grads[0]
+            every = of_logp + of_listed.sum(0)
+            of_rows = torch.cat((of_logp.unsqueeze(0), of_listed[:-1] - every * listed[:-1].exp())).t()
+            of_rows = _times(of_rows, slopes).to(weight.dtype).contiguous()
+            grad = functional.embedding_bag(ids, weight, per_sample_weights=of_rows, mode="sum")
+            scaled.append((of_listed[-1] - every * listed[-1].exp(), first))
+        for upstream, vectors in scaled:
             if upstream is not None and vectors is not None:
                 term = upstream.unsqueeze(-1).to(vectors.dtype) * vectors
                 grad = term if grad is None else grad + term
@@ -216,60 +254,71 @@ class _TrainedHeadScores(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         head: Head,
-        targets: Tensor,
-        reference: ReferenceHead | None,
+        wanted: _Wanted,
         statistics: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> _Scores:
         device = hidden.device.type
-        ctx.head, ctx.reference = head, reference
+        ctx.head, ctx.wanted = head, wanted
         ctx.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
-        ctx.save_for_backward(hidden, weight, bias, targets)
-        logps, kl, _, _ = _linear_forward(hidden, head, targets, reference, statistics, with_gradient=False)
-        return logps, kl
+        scores = _linear_forward(hidden, head, wanted, statistics, with_gradient=False).scores
+        ctx.save_for_backward(hidden, weight, bias, scores[2])
+        return scores
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         device, dtype, enabled = ctx.autocast
-        hidden, weight, bias, targets = ctx.saved_tensors
+        hidden, weight, bias, listed = ctx.saved_tensors
         with torch.autocast(device, dtype, enabled):
             to_inputs = _linear_backward(
-                hidden, weight, bias, targets, ctx.head, ctx.reference, grads, ctx.needs_input_grad
+                hidden, weight, bias, ctx.head, ctx.wanted, listed, grads, ctx.needs_input_grad
             )
-        return *to_inputs, None, None, None, None
+        return *to_inputs, None, None, None
 
 
 def _linear_backward(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    targets: Tensor,
     head: Head,
-    reference: ReferenceHead | None,
+    wanted: _Wanted,
+    listed: Tensor | None,
     grads: Sequence[Tensor | None],
-    wanted: Sequence[bool],
+    needed: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of hidden states, weight and bias, those that are wanted, given those of log-probabilities and KL."""
-    hidden_grad = torch.empty_like(hidden) if wanted[0] else None
-    weight_grad = torch.zeros_like(weight) if wanted[1] else None
-    bias_grad = torch.zeros_like(bias) if bias is not None and wanted[2] else None
+    """Gradients of hidden states, weight and bias, those that are needed, given those of the scores.
+
+    listed: (K + 1, M) log-probabilities, as the forward pass gave them.
+    """
+    hidden_grad = torch.empty_like(hidden) if needed[0] else None
+    weight_grad = torch.zeros_like(weight) if needed[1] else None
+    bias_grad = torch.zeros_like(bias) if bias is not None and needed[2] else None
     buffers = Buffers()
     for rows in _chunks(hidden, weight.shape[0]):
         part = hidden[rows]
+        targets, reference, ids = wanted.part(rows)
         logits = head.linear_logits(part, weight, bias, buffers)
         slope = head.slope(logits)
         difference = buffers.take("difference", (len(part), len(weight)), logits)
         torch.softmax(logits, -1, out=difference)
         # ∂ log p[y] / ∂ logits = one-hot − p, and ∂ KL / ∂ logits = p − r: in place, for a chunk is large.
-        of_logp, of_kl = (None if grad is None else grad[rows].unsqueeze(-1) for grad in grads)
-        if of_kl is None or reference is None:
-            assert of_logp is not None
-            difference.mul_(-of_logp)
+        of_logp, of_kl = (None if grad is None else grad[rows].unsqueeze(-1) for grad in grads[:2])
+        of_listed = None if grads[2] is None or listed is None else grads[2][:, rows].t()
+        every = torch.zeros_like(difference[:, :1])
+        for sign, of_score in ((-1, of_logp), (1, of_kl), (-1, of_listed)):
+            if of_score is not None:
+                every += sign * of_score.sum(-1, keepdim=True)
+        if of_listed is None or listed is None or ids is None:
+            difference.mul_(every)
         else:
-            difference.mul_(of_kl if of_logp is None else of_kl - of_logp)
-            difference.sub_(reference.head.logits(reference.hidden[rows]).softmax(-1).mul_(of_kl))
+            # ∂ log (1 − Σ_L p) / ∂ logits = p / (1 − Σ_L p) − p at the tokens that are not listed, −p at the others.
+            at_listed = difference.gather(-1, ids).mul_(every).add_(of_listed[:, :-1])
+            difference.mul_(every + of_listed[:, -1:] / listed[-1, rows].exp().unsqueeze(-1))
+            difference.scatter_(-1, ids, at_listed)
+        if of_kl is not None and reference is not None:
+            difference.sub_(reference.head.logits(reference.hidden).softmax(-1).mul_(of_kl))
         if of_logp is not None:
-            difference.scatter_add_(-1, targets[rows].unsqueeze(-1), of_logp.to(difference.dtype))
+            difference.scatter_add_(-1, targets.unsqueeze(-1), of_logp.to(difference.dtype))
         if bias_grad is not None:
             bias_grad += difference.sum(0) if slope is None else (difference * slope).sum(0)
         by_output = _times(difference, slope).to(weight.dtype)
@@ -290,55 +339,94 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total[rows] += left[:, rows].t() @ right
 
 
+class _Forward(NamedTuple):
+    """What a forward pass through a linear head makes."""
+
+    scores: _Scores
+    gradients: tuple[Tensor | None, Tensor | None]
+    """(M, D) of log-probability and KL by the hidden state; in the place of the first, with lists, the mean of W_v,
+    weighted with p_v, over the tokens v that are not listed."""
+    slopes: Tensor | None
+    """(M, K + 1) of the targets' and the listed tokens' logits by the module's output, or one for all; None: 1."""
+
+
 def _linear_forward(
-    hidden: Tensor,
-    head: Head,
-    targets: Tensor,
-    reference: ReferenceHead | None,
-    statistics: Tensor | None,
-    *,
-    with_gradient: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    hidden: Tensor, head: Head, wanted: _Wanted, statistics: Tensor | None, *, with_gradient: bool
+) -> _Forward:
     weight, bias = head.module.weight, head.module.bias
     assert isinstance(weight, Tensor)
     assert bias is None or isinstance(bias, Tensor)
     # Results lie outside the loop: made between a chunk's logits and the next one's, they would keep the C allocator
     # from using the freed space again, and every chunk would take fresh memory.
     logps = torch.empty(hidden.shape[0], dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
-    kl = None if reference is None else torch.empty_like(logps)
-    logp_gradient = torch.empty_like(hidden, dtype=weight.dtype) if with_gradient else None
-    kl_gradient = None if reference is None or logp_gradient is None else torch.empty_like(logp_gradient)
-    # Where the logits are W h, accurately, the gradient g = W[y] − Σ_v p_v W_v gives the entropy.
-    accurate = weight.dtype in (torch.float32, torch.float64) and hidden.device.type == "cpu"
-    plain = head.softcap is None and bias is None and not torch.is_autocast_enabled("cpu")
-    by_gradient = logp_gradient is not None and accurate and plain
+    kl = None if wanted.reference is None else torch.empty_like(logps)
+    width = 0 if wanted.listed is None else wanted.listed.shape[1] + 1
+    listed = logps.new_empty(width, len(logps)) if width else None
+    gradient = torch.empty_like(hidden, dtype=weight.dtype) if with_gradient else None
+    kl_gradient = None if kl is None or gradient is None else torch.empty_like(gradient)
+    slopes = logps.new_empty(len(logps), width) if width and head.softcap is not None else head.slope(logps)
+    by_gradient = gradient is not None and _gives_entropy(head, hidden)
+    log_sums = torch.empty_like(logps)
     buffers = Buffers()
     for rows in _chunks(hidden, weight.shape[0]):
+        targets, reference, ids = wanted.part(rows)
         logits = head.linear_logits(hidden[rows], weight, bias, buffers)
-        chosen = targets[rows].unsqueeze(-1)
+        chosen = targets.unsqueeze(-1)
         all_logps = buffers.take("logps", (len(chosen), len(weight)), logits)
         torch.log_softmax(logits, -1, out=all_logps)
         logps[rows] = all_logps.gather(-1, chosen).squeeze(-1)
+        log_sums[rows] = logits.gather(-1, chosen).squeeze(-1) - logps[rows]
         slope = head.slope(logits)
         if statistics is not None:
-            _write_statistics(statistics[:, rows], logits, all_logps, targets[rows], entropy=not by_gradient)
+            _write_statistics(statistics[:, rows], logits, all_logps, targets, entropy=not by_gradient)
         del logits
         if reference is not None and kl is not None:
-            reference_logps = reference.head.logits(reference.hidden[rows]).log_softmax(-1)
+            reference_logps = reference.head.logits(reference.hidden).log_softmax(-1)
             kl[rows] = (reference_logps.exp() * (reference_logps - all_logps)).sum(-1)
-        if logp_gradient is None:
+        if listed is None and gradient is None:
             continue
+        if listed is not None and ids is not None:
+            listed[:-1, rows] = all_logps.gather(-1, ids).t()
+            if slopes is not None and slope is not None and head.softcap is not None:
+                slopes[rows] = slope.gather(-1, torch.cat((chosen, ids), dim=1))
         probabilities = all_logps.exp_()
         if kl_gradient is not None:
             difference = probabilities - reference_logps.exp_()
             kl_gradient[rows] = _times(difference, slope).to(weight.dtype) @ weight
-        # One-hot minus probabilities, in place: the chunk is not needed any more.
-        difference = probabilities.neg_().scatter_add_(-1, chosen, torch.ones_like(chosen, dtype=probabilities.dtype))
-        logp_gradient[rows] = _times(difference, slope).to(weight.dtype) @ weight
-    if statistics is not None and by_gradient and logp_gradient is not None:
-        # −Σ_v p_v log p_v = log Z − Σ_v p_v W_v · h, and log p[y] = W[y] · h − log Z: the sum of both is g · h.
-        statistics[1] = torch.linalg.vecdot(logp_gradient, hidden) - logps
-    return logps, kl, logp_gradient, kl_gradient
+        # In place: the chunk is not needed any more.
+        if listed is not None and ids is not None:
+            # Not 1 − Σ_L p, which has no digits left where nearly all is listed.
+            difference = probabilities.scatter_(-1, ids, 0.0)
+            rest = difference.sum(-1).clamp(min=torch.finfo(difference.dtype).tiny)
+            listed[-1, rows] = rest.log()
+        else:
+            # One-hot minus probabilities.
+            rest, ones = None, torch.ones_like(chosen, dtype=probabilities.dtype)
+            difference = probabilities.neg_().scatter_add_(-1, chosen, ones)
+        if gradient is not None:
+            product = _times(difference, slope).to(weight.dtype) @ weight
+            gradient[rows] = product if rest is None else product / rest.unsqueeze(-1)
+    if statistics is not None and by_gradient and gradient is not None:
+        statistics[1] = _entropy(torch.linalg.vecdot(gradient, hidden), logps, log_sums, listed)
+    return _Forward((logps, kl, listed), (gradient, kl_gradient), slopes)
+
+
+def _gives_entropy(head: Head, hidden: Tensor) -> bool:
+    """Whether products of gradients and hidden states give the entropy: where the logits are W h, accurately."""
+    accurate = head.module.weight.dtype in (torch.float32, torch.float64) and hidden.device.type == "cpu"
+    return accurate and head.softcap is None and head.module.bias is None and not torch.is_autocast_enabled("cpu")
+
+
+def _entropy(products: Tensor, logps: Tensor, log_sums: Tensor, listed: Tensor | None) -> Tensor:
+    """Entropy (M,) of each distribution, by the products (M,) of its `_Forward.gradients` and its hidden state.
+
+    log_sums: (M,) log Z. −Σ_v p_v log p_v = log Z − Σ_v p_v W_v · h, and log p[y] = W[y] · h − log Z: without lists it
+    is the product less log p[y]. With lists, the product is the mean logit of all other tokens.
+    """
+    if listed is None:
+        return products - logps
+    probabilities = listed.exp()
+    return probabilities[-1] * (log_sums - products) - (probabilities[:-1] * listed[:-1]).sum(0)
 
 
 def _write_statistics(
@@ -356,38 +444,41 @@ def _times(values: Tensor, slope: Tensor | None) -> Tensor:
     return values if slope is None else values * slope
 
 
-def _recomputed(
-    hidden: Tensor, head: Head, targets: Tensor, reference: ReferenceHead | None, statistics: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def _recomputed(hidden: Tensor, head: Head, wanted: _Wanted, statistics: Tensor | None) -> _Scores:
     """A head that is more than a linear layer: each chunk's logits are made again in the backward pass."""
 
-    def scores(
-        written: Tensor | None, part: Tensor, chosen: Tensor, reference_part: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def scores(written: Tensor | None, part: Tensor, of_part: _Wanted) -> _Scores:
         logits = head.logits(part)
         all_logps = logits.log_softmax(-1)
-        logps = all_logps.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
-        # The second time, in the backward pass, it ends before this line unless there is a reference.
+        targets, reference, ids = of_part
+        logps = all_logps.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        # The second time, in the backward pass, it ends before this line unless there is a reference or a list.
         if written is not None:
-            _write_statistics(written, logits.detach(), all_logps.detach(), chosen)
-        if reference is None or reference_part is None:
-            return logps, None
-        with torch.no_grad():
-            reference_logps = reference.head.logits(reference_part).log_softmax(-1)
-        return logps, (reference_logps.exp() * (reference_logps - all_logps)).sum(-1)
+            _write_statistics(written, logits.detach(), all_logps.detach(), targets)
+        kl = listed = None
+        if reference is not None:
+            with torch.no_grad():
+                reference_logps = reference.head.logits(reference.hidden).log_softmax(-1)
+            kl = (reference_logps.exp() * (reference_logps - all_logps)).sum(-1)
+        if ids is not None:
+            others = all_logps.exp().scatter(-1, ids, 0.0).sum(-1, keepdim=True)
+            others = others.clamp(min=torch.finfo(others.dtype).tiny).log()
+            listed = torch.cat((all_logps.gather(-1, ids), others), dim=-1).t()
+        return logps, kl, listed
 
     vocabulary = head.logits(hidden[:1].detach()).shape[-1]
-    logp_parts, kl_parts = [], []
+    parts = []
     for rows in _chunks(hidden, vocabulary):
-        reference_part = None if reference is None else reference.hidden[rows]
         # Not an argument of the checkpoint, which would keep it and find it changed.
         write = partial(scores, None if statistics is None else statistics[:, rows])
-        part = (hidden[rows], targets[rows], reference_part)
-        logps, kl = checkpoint(write, *part, use_reentrant=False) if torch.is_grad_enabled() else write(*part)
-        logp_parts.append(logps)
-        if kl is not None:
-            kl_parts.append(kl)
-    return torch.cat(logp_parts), torch.cat(kl_parts) if kl_parts else None
+        part = (hidden[rows], wanted.part(rows))
+        parts.append(checkpoint(write, *part, use_reentrant=False) if torch.is_grad_enabled() else write(*part))
+    logps, kl, listed = zip(*parts, strict=True)
+    return (
+        torch.cat(logps),
+        None if wanted.reference is None else torch.cat(kl),
+        None if wanted.listed is None else torch.cat(listed, dim=-1),
+    )
 
 
 def _chunks(hidden: Tensor, vocabulary: int) -> list[slice]:

@@ -83,7 +83,13 @@ def trained_model(start: ModelConfig, trained: str, run: Path) -> ModelConfig:
     """The model that training from `start` left in the folder `trained`; both may name `run` as `{run}`."""
     resolved, folder = resolve(start, run), Path(trained.replace(RUN, str(run)))
     on_adapter = resolved.name_or_path is not None and (Path(resolved.name_or_path) / ADAPTER).is_file()
-    if (folder / ADAPTER).is_file() and not on_adapter:
+    return as_trained(start, trained, is_adapter=(folder / ADAPTER).is_file() and not on_adapter)
+
+
+def as_trained(start: ModelConfig, trained: str, *, is_adapter: bool) -> ModelConfig:
+    """The model that training from `start` leaves in the folder `trained`. is_adapter: as an adapter for the start's
+    base."""
+    if is_adapter:
         return start.model_copy(update={"adapter": trained})
     # A whole model, or an adapter that went on from one and names its base itself.
     kept = start.model_dump(

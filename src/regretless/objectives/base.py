@@ -15,9 +15,10 @@ from torch import Tensor
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.setting_list import Setting, settings_of
 from regretless.core.settings import Section, setting_error
+from regretless.objectives.listed import Listed
 from regretless.objectives.modifiers import Importance, importance_weights, tail_weights
 
-INPUTS = frozenset({"reference", "behavior", "reference_kl", "steps", "z_ref", "rejected", "future"})
+INPUTS = frozenset({"reference", "behavior", "top_logps", "reference_kl", "steps", "z_ref", "rejected", "future"})
 """Inputs that an objective may need beyond `policy` and `mask`; any other name is one of the data's `token_numbers`."""
 
 REMEDIES: Mapping[str, str] = {
@@ -25,6 +26,8 @@ REMEDIES: Mapping[str, str] = {
     "behavior": "token log-probabilities under the policy that generated each response, and the data has none; "
     "re-score the responses with the model that generated them, or use the objective repo_det, which needs none (and "
     "leave out importance and reference=behavior)",
+    "top_logps": "the most likely tokens of the policy that generated each response in each context, and the data has "
+    "none; sample with top_logps, or set estimator=sampled",
     "reference_kl": "KL(reference || policy) over the full vocabulary at every token; pass Logps(reference_kl=...)",
     "steps": "the step index of every token; pass Logps(steps=...) or set granularity=token",
     "future": "1 for every token that is stored behind the cut of its response, 0 for the others; pass "
@@ -49,7 +52,8 @@ class Logps:
     """Token log-probabilities of R distinct responses, padded to T tokens. All tensors are (R, T), in nats.
 
     Values off the mask are replaced by zero on construction, so padding (NaN and infinity included) adds neither
-    value nor gradient. Half precision is raised to float32; everything but `policy` and `reference_kl` is detached.
+    value nor gradient. Half precision is raised to float32; all but `policy`, `top_logps.policy` and `reference_kl` is
+    detached.
 
     Raises ValueError for shapes that differ, a mask that is not 0/1, and a response without a token.
     """
@@ -63,6 +67,8 @@ class Logps:
     """The same tokens under the frozen reference model."""
     behavior: Tensor | None = None
     """The same tokens under the policy that generated the response."""
+    top_logps: Listed | None = None
+    """Log-probabilities of the most likely tokens of that policy in each context; those of the policy have gradient."""
     reference_kl: Tensor | None = None
     """KL(π_ref ‖ π_θ) over the full vocabulary at each position, with gradient."""
     steps: Tensor | None = None
@@ -79,6 +85,8 @@ class Logps:
             raise ValueError(f"Logps.policy: expected shape (responses, tokens), got {tuple(self.policy.shape)}")
         tensors = {name: getattr(self, name) for name in FIELDS}
         tensors |= {f"token_numbers.{name}": values for name, values in self.token_numbers.items()}
+        if self.top_logps is not None:
+            tensors |= {f"top_logps.{name}": getattr(self.top_logps, name)[..., 0] for name in ("behavior", "policy")}
         for name, value in tensors.items():
             if value is not None and value.shape != self.policy.shape:
                 raise ValueError(
@@ -100,6 +108,11 @@ class Logps:
             if value is not None:
                 value = value if trained else value.detach()
                 object.__setattr__(self, name, value.to(dtype).masked_fill(~mask, 0.0))
+        if (top := self.top_logps) is not None:
+            off = ~mask.unsqueeze(-1)
+            behavior, policy = top.behavior.detach().to(dtype), top.policy.to(dtype)
+            top = replace(top, behavior=behavior.masked_fill(off, 0.0), policy=policy.masked_fill(off, 0.0))
+            object.__setattr__(self, "top_logps", top)
         numbers = {name: row.detach().to(dtype).masked_fill(~mask, 0.0) for name, row in self.token_numbers.items()}
         object.__setattr__(self, "token_numbers", numbers)
 
@@ -393,6 +406,8 @@ def _without_long_tails(logps: Logps, pairs: Tensor, alpha: float) -> Logps:
     mask = logps.mask[rows]
     weights = tail_weights(mask, alpha, logps.policy.dtype)
 
+    top = logps.top_logps
+
     def weighted(values: Tensor | None) -> Tensor | None:
         return None if values is None else values[rows] * weights
 
@@ -401,6 +416,7 @@ def _without_long_tails(logps: Logps, pairs: Tensor, alpha: float) -> Logps:
         mask=mask,
         reference=weighted(logps.reference),
         behavior=weighted(logps.behavior),
+        top_logps=top and replace(top, behavior=top.behavior[rows], policy=top.policy[rows], weights=weights),
         reference_kl=weighted(logps.reference_kl),
         steps=None if logps.steps is None else logps.steps[rows],
         future=None if logps.future is None else logps.future[rows],

@@ -11,17 +11,21 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regretless.objectives.base import INPUTS, Objective, similar
 
+OF_DATA = ("behavior", "top_logps", "future")
+"""Inputs that come from the data alone."""
+
 
 def of_data(objective: Objective) -> tuple[str, ...]:
-    """Names of the per-token inputs that the data must have: `behavior`, `future`, and the `token_numbers`."""
-    columns = (name for name in ("behavior", "future") if name in objective.required)
-    return (*columns, *sorted(objective.token_numbers))
+    """Names of the per-token inputs that the data must have: of `OF_DATA`, and the objective's `token_numbers`."""
+    return (*(name for name in OF_DATA if name in objective.required), *sorted(objective.token_numbers))
 
 
 def lacks(name: str) -> str:
     """The problem of data without such an input, and what to do."""
     if name == "behavior":
         return "no behavior log-probabilities; use repo_det, or re-score the data"
+    if name == "top_logps":
+        return "no lists of the most likely tokens; sample with top_logps, or set estimator=sampled"
     return f"no token_numbers.{name}; sample with an engine that records it{similar(name)}"
 
 

@@ -24,13 +24,16 @@ from regretless.objectives.base import (
 from regretless.objectives.weights import Formulation, count_steps, repo_weights
 
 REJECTED_WEIGHT: dict[Formulation, float] = {"paper": 1.0, "released": 0.5}
+EPSILON: dict[Formulation, float | None] = {"paper": None, "released": 1e-9}
+"""Added to the probabilities of tokens that are not listed."""
 
 
 class RePO(Objective):
     """−log σ(score⁺ − λ score⁻), the score of a response being its negative regret (paper §4.2, §6, appendix table).
 
     score = β Σ_s [(1 + w_s) π_s − c r_s − w_s m_s] in nats: π the policy, r the reference, m the behavior policy, and
-    w_s of `repo_weights`. The released formulation divides the sum by the number of tokens.
+    w_s of `repo_weights`. The released formulation divides the sum by the number of tokens. With estimator=topk,
+    −KL(m ‖ π) of the next token at s, by the listed tokens, takes the place of π_s − m_s behind w_s.
     """
 
     name: ClassVar[str] = "repo"
@@ -39,6 +42,7 @@ class RePO(Objective):
     formula: ClassVar[str] = (
         "score = β Σ_s [ (1 + w_s) π_s − c r_s − w_s m_s ] (formulation=paper; released: divided by T)\n"
         "w_s = H_{T−1} − H_{T−s} (formulation=paper), H_T − H_{T−s} (released)\n"
+        "estimator=topk: −KL(m ‖ π) of the token at s, by the most likely ones, for π_s − m_s behind w_s\n"
         "loss = −log σ(score⁺ − λ score⁻) + sft_weight · mean_s(−π_s⁺)"
     )
     token_value: ClassVar[Literal["reward", "regret", "det"]] = "regret"
@@ -62,7 +66,9 @@ class RePO(Objective):
     horizon: Literal["cut", "stored"] = "cut"
     """Where the future of a response ends that is cut: at the `cut`, as in the authors' code, or with the tokens that
     are `stored` behind it, which count as future of those before it and nowhere else."""
-
+    estimator: Literal["sampled", "topk"] = "sampled"
+    """How the KL divergence of the behavior policy from the policy is estimated in the context of each token: `sampled`
+    by the token that was written, π_s − m_s; `topk` by the most likely tokens, which `sample.top_logps` records."""
     unknown_behavior: Literal["refuse", "dirac"] = "refuse"
     """What happens to a pair without behavior log-probabilities of both responses: `refuse`, or `dirac`, which trains
     it as RePO_det does (the paper's Algorithm 1, line 4)."""
@@ -76,6 +82,8 @@ class RePO(Objective):
             problems["unknown_behavior"] = f"{self.name} reads no behavior policy"
         elif self.unknown_behavior == "dirac" and (self.reference == "behavior" or self.importance != "none"):
             problems["unknown_behavior"] = "importance and reference=behavior need the behavior policy of every pair"
+        elif self.unknown_behavior == "dirac" and self.estimator == "topk":
+            problems["unknown_behavior"] = "estimator=topk needs the lists of every pair"
         if problems:
             errors = [
                 setting_error((key,), f"{text}; leave it out", getattr(self, key)) for key, text in problems.items()
@@ -95,7 +103,7 @@ class RePO(Objective):
         if self.reference_weight:
             needs.add("reference")
         if self.uses_behavior:
-            needs.add("behavior")
+            needs.add("behavior" if self.estimator == "sampled" else "top_logps")
         if self.granularity == "step":
             needs.add("steps")
         return frozenset(needs)
@@ -137,7 +145,10 @@ class RePO(Objective):
             assert logps.reference is not None
             tokens = policy - self.reference_weight * logps.reference
         later = policy
-        if self.uses_behavior:
+        if self.uses_behavior and self.estimator == "topk":
+            assert logps.top_logps is not None
+            later = -logps.top_logps.divergence(EPSILON[self.formulation])
+        elif self.uses_behavior:
             assert logps.behavior is not None
             later = policy - logps.behavior
         weights = self.token_weights(logps.mask, logps.steps, policy.dtype, future=logps.future)

@@ -20,3 +20,5 @@ class RePODet(RePO):
     )
     token_value: ClassVar[Literal["reward", "regret", "det"]] = "det"
     uses_behavior: ClassVar[bool] = False
+    # No setting: nothing of a behavior policy is estimated.
+    estimator: ClassVar[Literal["sampled"]] = "sampled"  # type: ignore[misc]

@@ -183,6 +183,10 @@ class RunData:
     """Further results of the analyze stage, by the names of their files."""
     base: str | None = None
     """What the base model is, where it is an adapter on another model."""
+    rounds: Sequence[Mapping[str, Any]] = ()
+    """What was measured of each round and method, in the order of `rounds/rounds.jsonl`."""
+    round_answers: Sequence[Example] = ()
+    """Answers of the main model's rounds to a prompt that all of them asked; empty if there is none."""
 
 
 def collect(
@@ -248,6 +252,8 @@ def collect(
             if (content := _json(run_dir / "analyze" / f"{name}.json")) is not None
         },
         base=results.get("base"),
+        rounds=(rounds := _rounds(run_dir / "rounds" / "rounds.jsonl")),
+        round_answers=_round_answers(run_dir / "rounds", main, max((row["round"] for row in rounds), default=0)),
     )
 
 
@@ -278,6 +284,37 @@ def measure_of(model: str, objectives: Mapping[str, str]) -> str:
 def main_model(models: Sequence[str], objectives: Mapping[str, str]) -> str | None:
     """The first model whose objective has a regret term, else the first; None without models."""
     return min(models, key=lambda model: measure_of(model, objectives) == "reward", default=None)
+
+
+def _rounds(path: Path) -> list[dict[str, Any]]:
+    return [row for _, row in read_rows(path) if isinstance(row, dict)] if path.is_file() else []
+
+
+def _round_answers(folder: Path, method: str | None, count: int) -> list[Example]:
+    """The first answers to the prompt whose share of right responses rose most from the first round to the last."""
+    places = [folder / ("1" if number == 1 else f"{number}/{method}") for number in range(1, count + 1)]
+    files = [path for place in places if (path := place / "verify" / "responses.parquet").is_file()]
+    if len(files) < max(2, count):
+        return []
+    shares = [_shares(file) for file in files]
+    asked = sorted(set.intersection(*map(set, shares)))
+    if not asked:
+        return []
+    key = max(asked, key=lambda prompt: shares[-1][prompt] - shares[0][prompt])
+    rows = [_rows(file, [key])[key] for file in files]
+    answers = [
+        ModelAnswer(f"round {number}", row["response"], row["verdict"] or Verdict.UNKNOWN, row["extracted"])
+        for number, row in enumerate(rows, 1)
+    ]
+    return [Example("rounds", str(method), rows[0]["prompt"], rows[0]["answer"], answers)]
+
+
+def _shares(path: Path) -> dict[str, float]:
+    """Share of right responses to each prompt."""
+    table = pq.read_table(path, columns=["prompt_id", "verdict"])
+    prompts, verdicts = table["prompt_id"].to_pylist(), table["verdict"].to_pylist()
+    right = Counter(prompt for prompt, verdict in zip(prompts, verdicts, strict=True) if verdict == Verdict.CORRECT)
+    return {prompt: right[prompt] / number for prompt, number in Counter(prompts).items()}
 
 
 def _json(path: Path) -> Any:

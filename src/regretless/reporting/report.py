@@ -86,6 +86,7 @@ class PageSection(NamedTuple):
 SECTIONS = [
     PageSection("tokens", "Regret explorer"),
     PageSection("results", "Results"),
+    PageSection("rounds", "Rounds"),
     PageSection("examples", "Examples"),
     PageSection("run", "What was run"),
     PageSection("data", "Data before training"),
@@ -109,6 +110,9 @@ def _run(config: ReportConfig, data: RunData, run_dir: Path, output: Path) -> di
         )
     # Prepare tables, charts and the explorer.
     colors = views.colors_of(data)
+    # Answers through the rounds are by one model.
+    colors |= {answer.label: colors[data.main_model or ""] for one in data.round_answers for answer in one.answers}
+    shown_sections = [section for section in SECTIONS if section.anchor != "rounds" or data.rounds]
     rewards = data.token_rewards
     scripts = ["page.js", *["curves.js"] * bool(data.logs), *["figure.js", "token_explorer.js"] * bool(rewards)]
     objectives = objectives_of(data.stages)
@@ -124,11 +128,12 @@ def _run(config: ReportConfig, data: RunData, run_dir: Path, output: Path) -> di
             run=data,
             BASE=BASE,
             FOLDED=FOLDED,
-            sections=SECTIONS if shown else [*SECTIONS[1:], SECTIONS[0]],
+            sections=shown_sections if shown else [*shown_sections[1:], shown_sections[0]],
             title=config.title or data.name,
             colors=colors,
             results=views.results(data, colors),
             chat_results=views.chat_results(data, colors),
+            rounds=views.rounds(data, colors),
             harness_results=views.harness_results(data, colors),
             stages=views.stage_rows(data.stages),
             seconds=views.busy_seconds(data.stages),

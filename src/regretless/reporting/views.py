@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -60,6 +60,34 @@ CURVES = (
     ),
     Curve("Log-probability", "Mean per response.", ("logps/chosen", "logps/rejected"), "nats"),
     Curve("Gradient norm", "Before clipping.", ("grad_norm",), "2-norm"),
+)
+
+
+class RoundCurve(NamedTuple):
+    """One chart over rounds, of a number in `rounds.jsonl`."""
+
+    key: str
+    title: str
+    caption: str
+    unit: str
+
+
+ROUND_CURVES = (
+    RoundCurve(
+        "pass_at_1", "Pass@1", "Share of right responses of the round's writer to the round's prompts.", "share"
+    ),
+    RoundCurve("score", "Score", "Mean score of the round's responses.", "score"),
+    RoundCurve("both_verdicts", "Both verdicts", "Prompts with right and wrong responses.", "share of prompts"),
+    RoundCurve("kl_to_start", "KL to the start", "Of the round's writer to the recipe's model.", "nats per response"),
+    RoundCurve(
+        "effective_share",
+        "Effective sample size",
+        "Of the responses' importance weights under the model that the round trains; 1: it is their writer.",
+        "share of responses",
+    ),
+    RoundCurve("tokens", "Length", "Mean of the round's responses.", "tokens"),
+    RoundCurve("entropy", "Entropy", "Minus the mean log-probability of drawn tokens.", "nats per token"),
+    RoundCurve("saturated", "Saturated pairs", "In the last logged steps.", "share of pairs"),
 )
 
 
@@ -186,6 +214,66 @@ def curves(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
     return charts
 
 
+def rounds(run: RunData, colors: Mapping[str, int]) -> dict[str, Any]:
+    """Charts over rounds, without those that no round has a number for, and tables; empty without rounds."""
+    if not run.rounds:
+        return {}
+    methods = list(dict.fromkeys(row["method"] for row in run.rounds))
+    charts = []
+    for curve in ROUND_CURVES:
+        series = [
+            Series(method, colors[method], points)
+            for method in methods
+            if (points := tuple(_over_rounds(run, method, curve.key)))
+        ]
+        if series:
+            chart = line_chart(f"{curve.title} by round", series, "round (number)", curve.unit)
+            charts.append({"title": curve.title, "caption": curve.caption, "chart": chart})
+    measured = {f"{row['method']}, round {row['round']}": row for row in run.rounds}
+    shown = [curve.key for curve in ROUND_CURVES if any(_value(row, curve.key) is not None for row in run.rounds)]
+    lines = [
+        [name, *(_with_interval(row, key) for key in shown), row["pairs"], row["replayed"], row["steps"]]
+        for name, row in measured.items()
+    ]
+    titles = [f"{curve.title} ({curve.unit})" for curve in ROUND_CURVES if curve.key in shown]
+    numbers: dict[str, Any] = {"caption": "What was measured, with 95 % intervals over prompts where there are any."}
+    numbers |= {"columns": ["round", *titles, "pairs", "replayed", "steps"], "rows": lines}
+    seconds = {name: _seconds(run, row) for name, row in measured.items()}
+    stages = list(dict.fromkeys(stage for taken in seconds.values() for stage in taken))
+    slowest = max((value for taken in seconds.values() for value in taken.values()), default=0) or 1
+    times = {"stages": stages, "rows": seconds, "slowest": slowest}
+    return {"methods": methods, "curves": charts, "numbers": numbers, "times": times}
+
+
+def _over_rounds(run: RunData, method: str, key: str) -> Iterator[tuple[float, float]]:
+    for row in run.rounds:
+        if row["method"] == method and (value := _value(row, key)) is not None:
+            yield row["round"], value
+
+
+def _value(row: Mapping[str, Any], key: str) -> float | None:
+    value = row.get(key)
+    return value["value"] if isinstance(value, Mapping) else value
+
+
+def _with_interval(row: Mapping[str, Any], key: str) -> float | str | None:
+    value = row.get(key)
+    if not isinstance(value, Mapping) or value["value"] is None or value["low"] is None:
+        return _value(row, key)
+    return f"{value['value']:.3g} [{value['low']:.3g}, {value['high']:.3g}]".replace("-", "−")
+
+
+def _seconds(run: RunData, row: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of the stages of one round and method, by the stage's name."""
+    place = "rounds/1/" if row["round"] == 1 else f"rounds/{row['round']}/{row['method']}/"
+    seconds = {}
+    for stage in run.stages:
+        name, _, method = stage.name.removeprefix(place).partition("/")
+        if stage.name.startswith(place) and method in ("", row["method"]):
+            seconds[name] = stage.seconds
+    return seconds
+
+
 def _points(log: Sequence[Mapping[str, float]], key: str) -> tuple[tuple[float, float], ...]:
     return tuple((line["step"], line[key]) for line in log if math.isfinite(line.get(key, math.nan)))
 
@@ -217,15 +305,20 @@ def histograms(run: RunData) -> list[dict[str, Any]]:
 
 
 def stage_rows(stages: Sequence[FinishedStage]) -> list[FinishedStage]:
-    """Stages as rows of a table: all passes of an evaluation form one row, and counts shown elsewhere are omitted."""
+    """Stages as rows of a table, without counts that are shown elsewhere.
+
+    All passes of an evaluation form one row, and so do the stages of a round.
+    """
     rows: list[FinishedStage] = []
     for stage in stages:
         counts = {key: value for key, value in stage.counts.items() if not key.startswith("eval_")}
-        if not stage.name.startswith("evaluate/"):
+        first, *inner = stage.name.split("/")
+        group = {"evaluate": first, "rounds": "/".join([first, *inner[:1]])}.get(first)
+        if group is None or not inner:
             rows.append(replace(stage, counts=counts))
             continue
-        if not rows or rows[-1].name != "evaluate":
-            rows.append(replace(stage, name="evaluate", seconds=0.0, counts={}))
+        if not rows or rows[-1].name != group:
+            rows.append(replace(stage, name=group, seconds=0.0, counts={}))
         whole = rows[-1].counts
         if stage.name.startswith("evaluate/samples/"):
             names = ["responses", "tokens", "cut", *(["stopped"] if "stopped" in {*whole, *counts} else [])]

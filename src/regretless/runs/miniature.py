@@ -38,6 +38,8 @@ def smoke_recipe(recipe: Recipe) -> Recipe:
     for name, stage in STAGES.items():
         section = stage.miniature(values.pop(name, None), recipe)
         values |= {} if section is None else {name: section}
+    if recipe.rounds is not None:
+        values["model"] = values["sample"]["models"][0]  # it answers some problems
     return parse_recipe(values, f"smoke run of {recipe.name}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -32,8 +31,8 @@ def run_recipe(recipe: Recipe, only: Collection[str] = ()) -> RunFolder:
     folder; also what the stages raise.
     """
     for name in only:
-        if getattr(recipe, lookup("stage", STAGES, name).name) in (None, {}):
-            raise ConfigError(f"{name}: this recipe has no such section")
+        if lookup("stage", STAGES, name).name not in stages_of(recipe):
+            raise ConfigError(f"{name}: this recipe has no such section, or `rounds` does its work")
     if processes() > 1 and set(only) != {"train"}:
         raise ConfigError(
             "several processes were launched, and only training can use them: start the recipe in one process, which "
@@ -63,22 +62,26 @@ def do_stages(recipe: Recipe, folder: RunFolder, only: Collection[str] = (), *, 
         names = [name for name in stages_of(recipe) if not only or name in only]
         others.prepare(names)
         for name in names:
-            failed = others.do(name)
             with Session() as session:
-                do_stage(Run.of(recipe, folder, cluster=recipe.cluster, session=session), name, failed)
+                do_stage(Run.of(recipe, folder, cluster=recipe.cluster, session=session), name, others)
             note_done(recipe, folder, name)
 
 
-def do_stage(run: Run, name: str, failed: Mapping[str, Exception] = MappingProxyType({})) -> None:
+def do_stage(run: Run, name: str, others: SideBySide | None = None) -> None:
     """Do the units of one stage, group by group, and what concerns all of them. Raises what the stage raises.
 
-    failed: errors of groups that other processes have tried. A stage whose groups are independent does all of them
-    before it raises the first error.
+    others: who does groups with names, once everything before the first of them is done. A stage whose groups are
+    independent does all of them before it raises the first error.
     """
-    errors = dict(failed)
+    failed: Mapping[str, Exception] = {}
+    errors: dict[str, Exception] = {}
     done: list[str] = []
     unsaid: list[str] = []
     for units in run.units([name]):
+        if others is not None and units[0].group:
+            failed = others.do(name)
+            errors.update(failed)
+            others = None
         if units[0].group in failed:
             continue
         for text in unsaid:

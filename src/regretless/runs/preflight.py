@@ -24,7 +24,7 @@ from regretless.modeling.load import ModelConfig, check_architecture
 from regretless.runs import stage_record
 from regretless.runs.recipe import PairsSource, Recipe
 from regretless.runs.side_by_side import parallel_problems
-from regretless.runs.stages import STAGES, Listing, Run
+from regretless.runs.stages import STAGES, Listing, Run, stages_of
 from regretless.workflow.cluster import ClusterConfig, check_ray
 from regretless.workflow.run_folder import RUN, RunFolder
 from regretless.workflow.stage_folder import check_ours
@@ -132,8 +132,8 @@ def recipe_problems(
 def _finished(recipe: Recipe, wanted: Sequence[str]) -> set[str]:
     """Keys of settings whose work is finished."""
     done: set[str] = set()
-    for name in wanted:
-        if name in STAGES:
+    for name in stages_of(recipe):
+        if name in wanted:
             done.update(STAGES[name].finished(getattr(recipe, name), Listing(recipe, recipe.run_dir, name)))
     using = [name for name in wanted if name in STAGES and "model" in STAGES[name].uses]
     return done | {"model"} if using and done.issuperset(using) else done
@@ -159,7 +159,7 @@ def _inputs(recipe: Recipe, wanted: Collection[str]) -> Iterator[tuple[str, Path
 
 def _overlaps(recipe: Recipe, wanted: Collection[str], whole: bool, outputs: Sequence[Path] | None) -> Iterator[str]:
     """Inputs that a run, or a command with these outputs, would empty or change; and folders of somebody else."""
-    run, stages = RunFolder(recipe.run_dir), [STAGES[name] for name in wanted if name in STAGES]
+    run, stages = RunFolder(recipe.run_dir), [STAGES[name] for name in stages_of(recipe) if name in wanted]
     moved = [path for asked in Run.of(recipe, run).asked_for() for path in run.unwanted(*asked)] if whole else []
     units = {stage.name: _units(recipe, stage.name) for stage in stages} if outputs is None else {}
     for key, path in _inputs(recipe, wanted):

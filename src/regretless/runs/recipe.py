@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -47,6 +47,7 @@ from regretless.labeling.verify import VerifyConfig
 from regretless.modeling.load import ADAPTER, ModelConfig
 from regretless.reporting.report import ReportConfig
 from regretless.rollouts.rollout import RolloutConfig
+from regretless.rounds.round_settings import RoundsConfig
 from regretless.runs.stages import STAGES
 from regretless.sampling.sample import SampleConfig
 from regretless.training.train_config import TrainConfig
@@ -154,6 +155,8 @@ class Recipe(Section):
     """Report before training what the objectives will see in the pairs."""
     train: TrainConfig | None = None
     """Train one model per objective on the pairs."""
+    rounds: RoundsConfig | None = None
+    """Repeat the stages from `sample` to `train`, each time with the model of the round before."""
     evaluate: EvaluateConfig | None = None
     """Evaluate the base model and the trained models on benchmarks."""
     analyze: AnalyzeConfig | None = None
@@ -232,6 +235,8 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "analyze", "no trained model to analyze; add `train`, or name models in `analyze.policies`"
     if values.get("decontaminate") is True and not _benchmarks(values.get("evaluate")):
         yield "decontaminate", "no benchmark whose problems could be left out; add `evaluate`, or remove this setting"
+    if "rounds" in present:
+        yield from _no_rounds(values, present)
     needing = [stage.name for stage in stages if "model" in stage.uses]
     if needing and "model" not in present:
         yield "model", f"required by {', '.join(needing)}, not given"
@@ -250,6 +255,23 @@ def _misfits(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _benchmarks(evaluate: Any) -> bool:
     return isinstance(evaluate, Mapping) and bool(evaluate.get("benchmarks") or evaluate.get("chat"))
+
+
+def _no_rounds(values: Mapping[str, Any], present: Set[str]) -> Iterator[tuple[str, str]]:
+    """Sections that do not fit to rounds, with the problem."""
+    if existing := [name for name in ("responses", "pairs") if name in present]:
+        yield existing[0], "each round makes its own; leave it out, or `rounds`"
+    elif absent := [name for name in ("sample", "train") if name not in present]:
+        yield "rounds", f"nothing to repeat; add {' and '.join(f'`{name}`' for name in absent)}"
+    sample = values.get("sample")
+    if isinstance(sample, Mapping) and (models := sample.get("models")) is not None:
+        if models != [values.get("model")]:
+            yield "sample.models", "each round's model writes its responses; leave it out, or `rounds`"
+        elif sample.get("server") is not None:
+            yield (
+                "sample.server",
+                "a server does not have the model that a round has trained; sample with another engine",
+            )
 
 
 def _taken_labels(recipe: Recipe) -> Iterator[tuple[tuple[str, ...], str, str]]:

@@ -51,6 +51,10 @@ class Completion:
     """Token strings, if there are no ids."""
     token_numbers: dict[str, list[float]] | None = None
     """Further numbers per token by name, for objectives that name them in `needs`."""
+    top_logps: bytes | None = None
+    """The `SamplingParams.top_logps` most likely tokens in the place of each token (`core.top_logps.packed`)."""
+    top_logps_kind: LogpsKind | None = None
+    """Distribution that they belong to: `SamplingParams.top_logps_kind`."""
 
 
 class Engine(Protocol[P]):

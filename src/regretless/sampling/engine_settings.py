@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from regretless.core.errors import ConfigError
 from regretless.core.settings import DECIDED, Section, Seed
+from regretless.data.columns import LogpsKind
 from regretless.servers.server_settings import ServerConfig
 
 MOST_STOPS = 16
@@ -115,6 +117,12 @@ class SamplingParams(Section):
     repetition_penalty: Penalty = 1.05
     """Divisor of positive logits, and factor of negative ones, for tokens that the prompt or response already contains;
     1 turns this off. It also applies to greedy decoding."""
+    top_logps: int = Field(default=0, ge=0)
+    """Most likely tokens that are recorded in the place of each token, with their log-probabilities, 8 bytes each; 0
+    records none. `estimator: topk` of repo reads them."""
+    top_logps_kind: LogpsKind = "raw"
+    """Distribution that `top_logps` records: `raw` is the model's own; `sampled` the one that tokens are drawn from,
+    after temperature, top-p, top-k and penalties, in which a list of `top_k` tokens has all of it."""
     max_new_tokens: int = Field(default=2048, ge=1)
     """Most tokens in a response; a longer one is cut there."""
     stop: StopSetting = Field(default=[])
@@ -135,6 +143,8 @@ class SamplingParams(Section):
             )
         if self.temperature == 0 and self.n > 1:
             raise ValueError(f"n: with temperature 0 all {self.n} responses to a prompt are the same; set n to 1")
+        if self.temperature == 0 and self.top_logps and self.top_logps_kind == "sampled":
+            raise ValueError("top_logps_kind: with temperature 0 nothing is drawn from a distribution; set it to raw")
         return self
 
     @property
@@ -146,3 +156,15 @@ class SamplingParams(Section):
     def is_plain(self) -> bool:
         """True if tokens are sampled from the model's own distribution, without any change."""
         return self.temperature == 1 and self.top_p == 1 and self.top_k == 0 and self.repetition_penalty == 1
+
+
+def check_top_kind(params: SamplingParams, kind: LogpsKind, setting: str) -> None:
+    """Raise ConfigError if lists of `top_logps_kind` are wanted from an engine that tells those of another kind.
+
+    setting: what decides on the kind.
+    """
+    if params.top_logps and not params.is_plain and kind != params.top_logps_kind:
+        raise ConfigError(
+            f"top_logps_kind: {params.top_logps_kind}, but with this {setting} log-probabilities are {kind}; "
+            "change one of the two"
+        )

@@ -402,6 +402,8 @@ def _response(engine: Engine[Any], work: SampleWork, number: int, task: Task, co
         check_response(vars(response))
     except Unusable as reason:
         raise _misused(work, f"{_name(row)}: {reason}") from None
+    if work.params.top_logps and response.logps is not None and response.top_logps is None:
+        raise ConfigError(f"engine {work.params.engine}: records no top_logps; set sample.top_logps to 0")
     for name, texts in (("response", [response.response]), ("tokens", response.tokens or [])):
         if broken := [text for text in texts if not is_clean(text)]:
             expected = "whole characters, not halves of surrogate pairs"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import math
 import textwrap
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
@@ -19,11 +20,12 @@ from regretless.core.errors import BudgetError, ConfigError, RegretlessError, Se
 from regretless.core.files import fingerprint
 from regretless.core.terminal import print_note
 from regretless.core.text_cleaning import one_line
+from regretless.core.top_logps import packed_top
 from regretless.data.columns import LogpsKind, Text, text_key
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, eos_token_ids, load_tokenizer, tokenizer_fingerprint
 from regretless.sampling.base import Completion, PromptsUnansweredError, Provenance
-from regretless.sampling.engine_settings import SamplingParams, SamplingServer
+from regretless.sampling.engine_settings import SamplingParams, SamplingServer, check_top_kind
 from regretless.sampling.openai_logprobs import (
     PROBE_TEMPERATURE,
     PROBE_TOP_P,
@@ -34,7 +36,7 @@ from regretless.sampling.openai_logprobs import (
 from regretless.sampling.stop_strings import StopStrings, before_stop, first_of, wholly_before
 from regretless.servers.ask import MOST_FAILURES, MOST_REFUSALS
 from regretless.servers.limits import Budget, Spending
-from regretless.servers.reply import CUTS, NO_LOGPS, SPECIAL_TOKEN, UNREPORTED, BadReplyError, Reply
+from regretless.servers.reply import CUTS, NO_LOGPS, SPECIAL_TOKEN, UNREPORTED, BadReplyError, Reply, id_in
 from regretless.servers.reply_store import ReplyStore
 from regretless.servers.transport import Client, Unanswered
 
@@ -159,6 +161,12 @@ class OpenAIEngine:
             raise ConfigError(
                 f"model {self.model}: this server takes at most {SERVER_STOPS} stop strings, and stop has "
                 f"{len(params.stop)}; remove some, or set server.extensions: true if it takes more"
+            )
+        if params.top_logps and not (self.extensions and self.server.logprobs):
+            raise ConfigError(
+                f"model {self.model}: top_logps needs the ids of the most likely tokens, which a server returns that "
+                "has vLLM's parameter return_tokens_as_token_ids; set top_logps: 0, or server.extensions and "
+                "server.logprobs to true if it has"
             )
         if config.chat_template_kwargs and self.server.endpoint == "chat":
             raise ConfigError(
@@ -397,10 +405,11 @@ class OpenAIEngine:
     def _request(self, prompt: ServerPrompt, seed: int) -> dict[str, Any]:
         """The request for a response; its seed tells it apart from others, also where it is not sent."""
         params = self.params
-        drawn = {"temperature": params.temperature, "top_p": params.top_p}
+        drawn: dict[str, Any] = {"temperature": params.temperature, "top_p": params.top_p}
         shape = self._shape(params.top_k, params.repetition_penalty)
         stop = {"stop": params.stop} if params.stop else {}
-        return self._body(prompt, params.max_new_tokens, {**drawn, **shape, **stop, "seed": seed % SEED_RANGE})
+        drawn |= {**shape, **stop, "seed": seed % SEED_RANGE}
+        return self._body(prompt, params.max_new_tokens, drawn, top=params.top_logps)
 
     def _key(self, body: Mapping[str, Any]) -> str:
         """Key of a request in the file of replies: of all that says what its reply is, and what it means."""
@@ -421,7 +430,8 @@ class OpenAIEngine:
         if not self.extensions:
             return {}
         off = -1
-        return {"top_k": top_k or off, "min_p": 0.0, "repetition_penalty": repetition_penalty, "return_token_ids": True}
+        ids = {"return_token_ids": True, **({"return_tokens_as_token_ids": True} if self.params.top_logps else {})}
+        return {"top_k": top_k or off, "min_p": 0.0, "repetition_penalty": repetition_penalty, **ids}
 
     def _body(self, prompt: ServerPrompt, most_tokens: int, drawn: dict[str, Any], top: int = 0) -> dict[str, Any]:
         """A request; `top`: number of most likely tokens to return for each position."""
@@ -479,12 +489,31 @@ class OpenAIEngine:
             logps_kind=None if logps is None else self.kind,
             prompt_token_ids=prompt.ids or reply.prompt_token_ids,
             tokens=None if ids is not None else choice.strings,
+            top_logps=None if logps is None or ids is None else self._top(reply),
+            top_logps_kind=self.params.top_logps_kind if self.params.top_logps else None,
         )
         if cut is not None:
             return before_stop(completion, cut.count, cut.text)
         if self.params.stop and reply.ended_at(self.params.stop) is None and not self._ends_itself(reply):
             self._unsaid += 1
         return completion
+
+    def _top(self, reply: Reply) -> bytes | None:
+        """The lists of a reply as a column holds them. Raises ServerError for one that lacks some, or their ids."""
+        count = self.params.top_logps
+        if not count:
+            return None
+        listed = [
+            [(number, each.logprob) for each in tops[:count] if (number := id_in(each.token)) is not None]
+            for tops in reply.choice.listed
+        ]
+        if len(listed) != len(reply.choice.ids or ()) or any(len(tops) != count for tops in listed):
+            raise ServerError(
+                f"top_logps: expected the ids of {count} tokens in the place of each one, and the server does not "
+                "return as many; lower top_logps (OpenAI's limit, and vLLM's by default, is 20), or set it to 0"
+            )
+        # What JSON has for −∞.
+        return packed_top([[(i, -math.inf if logp <= UNREPORTED else logp) for i, logp in tops] for tops in listed])
 
     def _ends_itself(self, reply: Reply) -> bool:
         """Whether the last token is one that ends a response."""
@@ -526,7 +555,9 @@ class OpenAIEngine:
     def _find_kind(self) -> LogpsKind:
         meaning = None if self.params.is_plain else self._find_meaning()
         try:
-            return kind_of(self.params, self.server.logprobs_mode, meaning)
+            kind = kind_of(self.params, self.server.logprobs_mode, meaning)
+            check_top_kind(self.params, kind, "server")
+            return kind
         except ConfigError as error:
             raise ConfigError(f"model {self.model}: {error}") from None
 

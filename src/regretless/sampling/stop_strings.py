@@ -10,6 +10,7 @@ from typing import AnyStr
 from transformers import PreTrainedTokenizerBase
 
 from regretless.data.codec import CUT_CHARACTER
+from regretless.data.columns import PER_TOKEN, first_values
 from regretless.sampling.base import Completion
 
 MARGIN = 8
@@ -98,11 +99,9 @@ def wholly_before(tokens: Sequence[bytes], start: int) -> int:
 
 def before_stop(completion: Completion, count: int | None, text: str) -> Completion:
     """A response that a stop string ended: its first `count` tokens (None: unknown which), and its text."""
+    pieces = completion.token_ids or completion.tokens or ()
     cut = {
-        name: None if count is None or (row := getattr(completion, name)) is None else row[:count]
-        for name in ("token_ids", "tokens", "logps", "sampled_logps")
+        name: None if count is None else first_values(getattr(completion, name), count, len(pieces))
+        for name in (*PER_TOKEN, "sampled_logps")
     }
-    numbers = None
-    if count is not None and completion.token_numbers is not None:
-        numbers = {name: row[:count] for name, row in completion.token_numbers.items()}
-    return replace(completion, **cut, text=text, token_numbers=numbers, finish_reason="stop_string")
+    return replace(completion, **cut, text=text, finish_reason="stop_string")

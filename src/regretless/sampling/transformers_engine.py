@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Self
 
+import numpy as np
 from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -83,7 +84,12 @@ class TransformersEngine:
         whole = type(self).measure is not TransformersEngine.measure
         names = ("temperature", "top_k", "top_p", "repetition_penalty")
         shape = {name: getattr(self.params, name) for name in names}
-        sampler = Sampler(**shape, measure=self.measure if whole else None)
+        sampler = Sampler(
+            **shape,
+            measure=self.measure if whole else None,
+            top=self.params.top_logps,
+            top_kind=self.params.top_logps_kind,
+        )
         ends = set(self.ends)
 
         def are_over(rows: Sequence[Row]) -> list[bool]:
@@ -130,6 +136,8 @@ class TransformersEngine:
             finish_reason="stop" if row.token_ids[-1] in self.ends else "length",
             prompt_token_ids=list(row.prompt),
             token_numbers=row.numbers or None,
+            top_logps=np.stack(row.top).tobytes() if row.top else None,
+            top_logps_kind=self.params.top_logps_kind if row.top else None,
         )
 
 

@@ -20,6 +20,7 @@ from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.files import fingerprint
 from regretless.core.kept_stderr import kept_stderr
 from regretless.core.secrets import revealed
+from regretless.core.top_logps import packed_top
 from regretless.data.columns import Text
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import (
@@ -32,7 +33,7 @@ from regretless.modeling.load import (
     weights_of,
 )
 from regretless.sampling.base import Completion, Provenance
-from regretless.sampling.engine_settings import SamplingParams, VllmOptions
+from regretless.sampling.engine_settings import SamplingParams, VllmOptions, check_top_kind
 from regretless.sampling.stop_strings import StopStrings
 from regretless.workflow.python_process import multiprocessing_starts
 
@@ -54,11 +55,17 @@ class _Written:
 
     ids: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    """Of each token the most likely ones in its place, with their log-probabilities."""
 
-    def add(self, output: Any) -> None:
-        """Append the tokens of an output: the new ones, or all at the end."""
+    def add(self, output: Any, top: int) -> None:
+        """Append the tokens of an output, with the `top` most likely ones: the new ones, or all at the end."""
         ids = list(output.token_ids)
         self.ids += ids
+        if top:
+            # Each entry has the token that was drawn too, likely or not.
+            pairs = ([(token, each.logprob) for token, each in entry.items()] for entry in output.logprobs)
+            self.top += [sorted(each, key=lambda pair: (-pair[1], pair[0]))[:top] for each in pairs]
         self.logps += [min(entry[token].logprob, 0.0) for token, entry in zip(ids, output.logprobs, strict=True)]
 
 
@@ -67,6 +74,7 @@ class VllmEngine:
 
     def __init__(self, config: ModelConfig, params: SamplingParams) -> None:
         self.params, self.options = params, params.vllm or VllmOptions()
+        check_top_kind(params, "raw" if self.options.logprobs_mode == "raw" else "sampled", "vllm.logprobs_mode")
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(config)
         self._vllm = _import_vllm()
         with contextlib.ExitStack() as stack:
@@ -100,6 +108,7 @@ class VllmEngine:
             "tensor_parallel_size": self.options.tensor_parallel_size,
             "gpu_memory_utilization": self.options.gpu_memory_utilization,
             "max_model_len": self.options.max_model_len,
+            "max_logprobs": max(self.params.top_logps, 1),
             "enable_prefix_caching": True,
             "seed": self.params.seed,
         }
@@ -165,7 +174,7 @@ class VllmEngine:
         while engine.has_unfinished_requests():
             for output in engine.step():
                 number, new = int(output.request_id), output.outputs[0]
-                written[number].add(new)
+                written[number].add(new, self.params.top_logps)
                 stopped = bool(stops.strings) and stops.end_with([written[number].ids])[0]
                 if stopped and not output.finished:
                     engine.abort_request([output.request_id])
@@ -184,8 +193,8 @@ class VllmEngine:
             repetition_penalty=params.repetition_penalty,
             max_tokens=params.max_new_tokens,
             stop_token_ids=self.ends,
-            # 0 more than the token that was drawn.
-            logprobs=0,
+            # More than the token that was drawn.
+            logprobs=params.top_logps,
             detokenize=False,
             # The default hands out all tokens so far at every step. Stop strings are looked for here, in new tokens:
             # vLLM, which has no tokenizer, cannot.
@@ -206,6 +215,8 @@ class VllmEngine:
             finish_reason=reason,
             logps_kind="raw" if raw else "sampled",
             prompt_token_ids=list(prompt),
+            top_logps=packed_top(written.top) if written.top else None,
+            top_logps_kind=self.params.top_logps_kind if written.top else None,
         )
 
 

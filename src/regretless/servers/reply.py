@@ -61,6 +61,12 @@ UNREAD_WITH_IDS = ("logprobs",)
 UNREAD = (*UNREAD_WITH_IDS, "token_ids", "prompt_token_ids")
 
 
+def id_in(token: str) -> int | None:
+    """The id that a server has written in the place of a token's text, if it has."""
+    number = token.removeprefix(ID_PREFIX)
+    return int(number) if number != token and number.isdecimal() and len(number) < LONGEST_NUMBER else None
+
+
 class BadReplyError(Exception):
     """A reply that cannot be used. `kind` is a fixed phrase, so that it can be counted; the message has the details."""
 
@@ -185,23 +191,24 @@ class ReplyChoice(_ReplyPart):
         ids = [entry.id for entry in entries or () if entry.id is not None]
         if entries and len(ids) == len(entries):
             return ids
-        strings = self.strings
-        if strings and all(string.startswith(ID_PREFIX) for string in strings):
-            written = [string.removeprefix(ID_PREFIX) for string in strings]
-            if all(number.isdecimal() and len(number) < LONGEST_NUMBER for number in written):
-                return list(map(int, written))
-        return None
+        ids = [number for string in self.strings or () if (number := id_in(string)) is not None]
+        return ids if ids and len(ids) == len(self.strings or ()) else None
 
     @property
     def likeliest(self) -> list[TopToken]:
         """The most likely first tokens of the answer, highest first; empty if the reply has none."""
+        return next(iter(self.listed), [])
+
+    @property
+    def listed(self) -> list[list[TopToken]]:
+        """The most likely tokens in the place of each token, highest first; empty if the reply has none."""
         logprobs = self.logprobs or Logprobs()
-        first: list[TopToken] = []
         if logprobs.content:
-            first = logprobs.content[0].top_logprobs or []
-        elif logprobs.top_logprobs:
-            first = [TopToken(token=token, logprob=value) for token, value in (logprobs.top_logprobs[0] or {}).items()]
-        return sorted(first, key=lambda top: -top.logprob)
+            listed = [token.top_logprobs or [] for token in logprobs.content]
+        else:
+            entries = [(entry or {}).items() for entry in logprobs.top_logprobs or ()]
+            listed = [[TopToken(token=token, logprob=value) for token, value in entry] for entry in entries]
+        return [sorted(tops, key=lambda top: -top.logprob) for tops in listed]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

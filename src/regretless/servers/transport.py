@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import textwrap
 import time
@@ -33,7 +34,9 @@ HOPELESS = {401, 403, 404}
 WAIT = re.compile(r"\d{1,12}(\.\d*)?", re.ASCII)
 """A number of seconds, or of milliseconds, that a server asks to wait."""
 BYTES_OF_ANY_REPLY, BYTES_PER_TOKEN, BYTES_PER_TOKEN_WITH_LOGPS = 1 << 20, 128, 4096
-"""A reply of more bytes cannot be that of so many tokens: a log-probability comes with those of 20 other tokens."""
+"""A reply of more bytes cannot be that of so many tokens: a log-probability comes with those of other tokens, ..."""
+LISTED = 20
+"""... at most so many, unless a request asks for more."""
 TOO_LARGE = "reply is too large"
 BYTES_IN_A_TOKEN = 64
 """A reported number of tokens below one for so many bytes is not believed: a token of a text has about four of them,
@@ -123,8 +126,9 @@ class Client:
             ),
             reraise=True,
         )
+        asked = max(body.get("top_logprobs") or 0, int(body.get("logprobs") or 0))
         per_token, read = (
-            BYTES_PER_TOKEN_WITH_LOGPS if body.get("logprobs") else BYTES_PER_TOKEN,
+            BYTES_PER_TOKEN_WITH_LOGPS * math.ceil(asked / LISTED) if asked else BYTES_PER_TOKEN,
             _most_tokens_read(body),
         )
         _most_bytes.set(BYTES_OF_ANY_REPLY + BYTES_PER_TOKEN * read + most_tokens * per_token)

@@ -157,7 +157,7 @@ class Scheduler:
         jobs: list[Job] = []
         last: dict[str, str] = {}
         for cell in self.study.cells:
-            recipe = cell.recipe.model_copy(update=dict.fromkeys(["train", *DESCRIBING]))
+            recipe = cell.recipe.model_copy(update=dict.fromkeys(["train", *_of_rounds(cell.recipe), *DESCRIBING]))
             stages = stages_of(recipe)
             if stages:
                 source = fingerprint({name: recipe.model_dump(mode="json")[name] for name in SOURCES})
@@ -198,6 +198,11 @@ class Scheduler:
             store=self.study.store,
             smoke=self.study.smoke,
         )
+
+
+def _of_rounds(recipe: Recipe) -> Sequence[str]:
+    """Sections whose work rounds do, of each method by itself: data for all methods have none of it."""
+    return () if recipe.rounds is None else ("rounds", *STAGES["rounds"].repeats)
 
 
 def _of_methods(recipe: Recipe, methods: list[str]) -> Recipe:

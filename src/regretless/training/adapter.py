@@ -64,7 +64,6 @@ def add_adapter(model: PreTrainedModel | PeftModel, config: PeftConfig, seed: in
     all_linear = _is_all_linear(config)  # peft replaces it by the names of the layers
     set_seed(seed)
     adapted = with_adapter(model, config)
-    sort_sets(adapted.peft_config.values())
     if all_linear:
         covered, without = coverage(adapted)
         parameters = ", ".join(f"{name} ({count:,})" for name, count in covered.items())

@@ -32,7 +32,7 @@ from regretless.modeling.forward import causal_model
 from regretless.modeling.quantization import keep_weights_as_loaded
 from regretless.modeling.router_loss import has_router_loss
 from regretless.objectives import Objective
-from regretless.training.adapter import BaseWeights, add_adapter, check_trainable
+from regretless.training.adapter import BaseWeights, add_adapter, check_trainable, sort_sets
 from regretless.training.arguments import ARGUMENTS, PreferenceConfig, deepspeed_problems
 from regretless.training.precision import fit_trained_weights, match_reference
 
@@ -134,6 +134,8 @@ def models_of(
             "is_trainable=True, or pass a peft_config"
         )
     check_adapter(policy)
+    if isinstance(policy, PeftModel):
+        sort_sets(policy.peft_config.values())
     fit_trained_weights(policy, args, as_loaded=as_loaded)
     reference = load_by_name(ref_model, args, reference=True) if isinstance(ref_model, str) else ref_model
     if reference is not None:

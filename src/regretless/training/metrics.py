@@ -120,7 +120,8 @@ def _sum(values: Sequence[float]) -> float:
 def pair_metrics(logps: Logps, pairs: Tensor, output: Output, *, with_rejected: bool) -> dict[str, Tensor]:
     """Metrics per pair: rewards, accuracies, margins (TRL's names), log-probabilities and log-ratios (nats).
 
-    A falling `logratios/chosen` shows that a method makes the chosen responses less likely, too.
+    behavior_kl/…: Σ KL(behavior policy ‖ policy) over a response's contexts, by listed tokens. A falling
+    `logratios/chosen` shows that a method makes the chosen responses less likely, too.
     """
     sides = {"chosen": pairs[:, 0], "rejected": pairs[:, 1]} if with_rejected else {"chosen": pairs[:, 0]}
     sums = logps.of_compared(logps.policy.detach()).sum(-1)
@@ -128,6 +129,9 @@ def pair_metrics(logps: Logps, pairs: Tensor, output: Output, *, with_rejected: 
     if logps.reference is not None:
         ratios = logps.log_ratio().detach()
         metrics |= {f"logratios/{side}": ratios[rows] for side, rows in sides.items()}
+    if logps.top_logps is not None:
+        divergences = logps.top_logps.divergence().detach().sum(-1)
+        metrics |= {f"behavior_kl/{side}": divergences[rows] for side, rows in sides.items()}
     if (by_pair := output.pair_rewards(pairs)) is not None:
         rewards = {side: by_pair[:, number] for number, side in enumerate(sides)}
         metrics |= {f"rewards/{side}": values for side, values in rewards.items()}

@@ -21,7 +21,7 @@ from regretless.core.terminal import print_note
 from regretless.core.text_cleaning import one_line
 from regretless.core.versions import versions
 from regretless.data.codec import codec_of
-from regretless.data.columns import Pair
+from regretless.data.columns import TOP, Pair
 from regretless.data.pair_source import PairSource
 from regretless.data.preferences import ROWS_AT_ONCE, pair_chunks
 from regretless.data.prompt_templates import PAIR_TEMPLATE, say_choice
@@ -239,6 +239,7 @@ class _Reading:
         kept, first_refused, refused_count, done, other_prompts, wrapped, texts = 0, list[Refusal](), 0, 0, 0, 0, 0
         filled = 0
         lacking: dict[str, Counter[str]] = {name: Counter() for name in self.names}
+        listed: set[int] = set()
         with bar(f"tokenize {self.name}", _length(rows)) as advance:
             for chunk, refused in _chunks(rows, source, self.need_rejected):
                 tokenized: list[TokenizedPair] = chunk
@@ -262,6 +263,8 @@ class _Reading:
                 refused_count += len(refused)
                 for name in self.names:
                     lacking[name].update(missing_values(tokenized, name))
+                if TOP in self.names:
+                    listed.update(side.listed for pair in tokenized for side in pair.sides if side.top)
                 kept += len(tokenized)
                 other_prompts += sum(pair.other_prompt for pair in tokenized)
                 wrapped += sum(pair.wrapped for pair in tokenized)
@@ -283,18 +286,26 @@ class _Reading:
             print_note(f"{self.name}: {other_prompts} of {kept} pairs {OTHER_PROMPTS}")
         for name, counts in lacking.items():
             if counts:
-                listed = "; ".join(f"{reason} ({count})" for reason, count in counts.items())
+                reasons = "; ".join(f"{reason} ({count})" for reason, count in counts.items())
                 raise DataError(
                     f"{self.name}: {self.objective.name} needs {_wanted(name)}, and {counts.total()} of {kept} pairs "
-                    f"have none: {listed}. {_remedy(name, self.objective)}"
+                    f"have none: {reasons}. {_remedy(name, self.objective)}"
                 )
+        if len(listed) > 1:
+            raise DataError(
+                f"{self.name}: expected equally many tokens in all lists of top_logps, got "
+                f"{' and '.join(map(str, sorted(listed)))}; train on the pairs of one sample.top_logps"
+            )
 
 
 def _wanted(name: str) -> str:
-    return "the behavior policy's token log-probabilities" if name == "behavior" else f"token_numbers.{name}"
+    named = {"behavior": "the behavior policy's token log-probabilities", TOP: "the behavior policy's top_logps"}
+    return named.get(name, f"token_numbers.{name}")
 
 
 def _remedy(name: str, objective: Objective) -> str:
+    if name == TOP:
+        return "Sample with top_logps=20, for chosen_top_logps and rejected_top_logps, or set estimator=sampled"
     if name != "behavior":
         expected = (
             f"Expected chosen_token_numbers and rejected_token_numbers with a list `{name}`, one number per token"

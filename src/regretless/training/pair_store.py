@@ -23,7 +23,7 @@ from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import Ids, own_ids
 
 RECORDS, INDEX = "records.bin", "index.npz"
-FORMAT = 7
+FORMAT = 8
 """Format version of the two files; a table of another format is not read."""
 
 
@@ -121,16 +121,17 @@ def prompt_hash(prompt: Ids) -> int:
 
 
 def _pack(pair: TokenizedPair) -> bytes:
-    """Lengths, the ids, the values of each token, and the rest as JSON with the names of those values."""
+    """Lengths, the ids, the values and the lists of each token, and the rest as JSON with the names of those values."""
     sides = pair.sides
     head = np.array([len(pair.prompt_ids), len(sides), *(len(side.ids) for side in sides)], np.int32)
     ids = np.array([*pair.prompt_ids, *chain.from_iterable(side.ids for side in sides)], np.int32)
     values = np.array(list(chain.from_iterable(row for side in sides for row in side.values.values())), np.float32)
-    names = [list(side.values) for side in sides]
+    names = [[list(side.values), len(side.top or b"")] for side in sides]
+    tops = b"".join(side.top or b"" for side in sides)
     of_earlier_file = pair.row is not None and pair.row.source_row is not None
     rest = [pair.pair_id, pair.source, pair.kind, pair.logps_dropped, pair.topic, names, of_earlier_file]
     text = clean_text(json.dumps(rest, ensure_ascii=False)).encode()
-    return head.tobytes() + ids.tobytes() + values.tobytes() + text + np.int32(len(text)).tobytes()
+    return head.tobytes() + ids.tobytes() + values.tobytes() + tops + text + np.int32(len(text)).tobytes()
 
 
 def _unpack(data: bytes) -> tuple[TokenizedPair, bool]:
@@ -150,8 +151,12 @@ def _unpack(data: bytes) -> tuple[TokenizedPair, bool]:
     prompt_ids, *ids = [take(length) for length in (prompt, *lengths)]
     sides = [
         TokenizedSide(response, {name: take(len(own_ids(response)), np.float32) for name in names_of_side})
-        for response, names_of_side in zip(ids, names, strict=True)
+        for response, (names_of_side, _) in zip(ids, names, strict=True)
     ]
+    for number, (_, of_top) in enumerate(names):
+        if of_top:
+            sides[number] = replace(sides[number], top=data[offset : offset + of_top])
+            offset += of_top
     pair = TokenizedPair(
         pair_id=pair_id,
         prompt_ids=prompt_ids,

@@ -27,7 +27,7 @@ Score = Callable[[Layout, bool], TokenScores]
 """Scores of a row's response tokens, and on request the statistics of their distributions."""
 Loss = Callable[[PairBatch, TokenScores | None, bool], Tensor]
 """Mean loss over a micro-batch's pairs, given the scores of all rows (None: to be computed) and whether it counts."""
-DIFFERENTIABLE = ("logps", "kl", "routers")
+DIFFERENTIABLE = ("logps", "kl", "routers", "listed")
 """Scores that a loss has a gradient by."""
 LARGEST_DIFFERENCE = 0.05
 """Nats, root mean square over a row: more than rounding makes of equal computations, less than any randomness does."""

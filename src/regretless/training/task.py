@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from regretless.core.errors import ConfigError, DataError, NonFiniteLossError, RegretlessError, reject
-from regretless.core.files import write_jsonl
+from regretless.core.files import atomic_path, write_jsonl
 from regretless.core.progress import bar
 from regretless.core.ranks import processes
 from regretless.core.terminal import console, print_note
@@ -40,9 +40,20 @@ from regretless.training.sharding import is_sharded, shard_model, writes_shards
 from regretless.training.train_config import LoraSettings, TrainConfig
 from regretless.training.trainer import PreferenceTrainer
 
+OPTIMIZER = "optimizer.pt"
+"""The file of a training that keeps its optimizer's state."""
+
 
 def task_of(
-    config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path, template: str | None
+    config: TrainConfig,
+    objective: str,
+    model: ModelConfig,
+    pairs: Path | str,
+    output: Path,
+    template: str | None,
+    reference: ModelConfig | None = None,
+    optimizer: Path | None = None,
+    keep_optimizer: bool = False,
 ) -> dict[str, Any]:
     """The arguments of `train.run` as JSON for another process, without secrets (`TrainConfig.environment`)."""
     # A model to pretrain has further settings, its data and its start: they are arguments here.
@@ -53,6 +64,9 @@ def task_of(
         "pairs": str(pairs),
         "output": str(output),
         "template": template,
+        "reference": reference and reference.model_dump(mode="json", exclude_unset=True),
+        "optimizer": optimizer and str(optimizer),
+        "keep_optimizer": keep_optimizer,
     }
 
 
@@ -61,12 +75,28 @@ def run_task(task: Mapping[str, Any]) -> dict[str, Any]:
     config = TrainConfig.parse(task["config"], "train")
     model = ModelConfig.parse(task["model"], "model")
     return train_in_this_process(
-        config, config.objectives[0], model, task["pairs"], Path(task["output"]), task["template"]
+        config,
+        config.objectives[0],
+        model,
+        task["pairs"],
+        Path(task["output"]),
+        task["template"],
+        task["reference"] and ModelConfig.parse(task["reference"], "reference"),
+        task["optimizer"] and Path(task["optimizer"]),
+        task["keep_optimizer"],
     )
 
 
 def train_in_this_process(
-    config: TrainConfig, objective: str, model: ModelConfig, pairs: Path | str, output: Path, template: str | None
+    config: TrainConfig,
+    objective: str,
+    model: ModelConfig,
+    pairs: Path | str,
+    output: Path,
+    template: str | None,
+    reference: ModelConfig | None = None,
+    optimizer: Path | None = None,
+    keep_optimizer: bool = False,
 ) -> dict[str, Any]:
     """Train in this process, or in this one of several that a launcher started; returns the summary (`train.run`)."""
     count = processes()
@@ -84,6 +114,7 @@ def train_in_this_process(
 
     trainer = PreferenceTrainer(
         load_model(model, for_training=True),
+        None if reference is None else load_model(reference),
         args=args,
         train_dataset=train,
         eval_dataset=held_out,
@@ -113,6 +144,8 @@ def train_in_this_process(
     with _ProgressBar(f"train {objective}") as progress:
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(progress)
+        if optimizer is not None and checkpoint is None:
+            trainer.add_callback(_CarriedOptimizer(optimizer))
         try:
             result = trainer.train(resume_from_checkpoint=checkpoint)
         except torch.OutOfMemoryError as error:
@@ -127,6 +160,9 @@ def train_in_this_process(
     if held_out is not None:
         trainer.card.measured_at_the_end = _evaluate(trainer, held_out, output)
         summary |= trainer.card.measured_at_the_end
+    if keep_optimizer and trainer.is_world_process_zero():
+        with atomic_path(output / OPTIMIZER) as temporary:
+            torch.save(trainer.optimizer.state_dict()["state"], temporary)
     _publish(trainer, output)
     return summary
 
@@ -290,6 +326,19 @@ def _publish(trainer: PreferenceTrainer, output: Path) -> None:
             shutil.rmtree(output / file.name)
         file.replace(output / file.name)
     staging.rmdir()
+
+
+class _CarriedOptimizer(TrainerCallback):
+    """Gives a new optimizer the state of an earlier one; its learning rate and other settings stay those of now."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        optimizer, kept = kwargs["optimizer"], torch.load(self.file, map_location="cpu", weights_only=True)
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": kept})
 
 
 class _ProgressBar(TrainerCallback):

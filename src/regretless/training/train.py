@@ -23,10 +23,16 @@ def run(
     output: Path,
     ray_workers: RayWorkers | None = None,
     template: str | None = "plain",
+    reference: ModelConfig | None = None,
+    optimizer: Path | None = None,
+    keep_optimizer: bool = False,
 ) -> dict[str, Any]:
     """Train `model` with one method on a pairs file; writes a model or adapter with tokenizer to `output`.
 
-    template: what the pairs' text prompts are put into; None for what suits the model (`TextPrompts`).
+    template: what the pairs' text prompts are put into; None for what suits the model (`TextPrompts`). reference: the
+    reference model of a method that reads one; by default `model`, as it is before training. optimizer: the file of an
+    earlier training of the same weights, whose optimizer's state this one begins with; `keep_optimizer` writes it, to
+    optimizer.pt.
     Starts as many processes as the settings say, unless a launcher has started this one among several; with
     `ray_workers`, trains on these. Resumes from the last complete checkpoint in `output`. Also written:
     trainer_state.json (the log), pair_scores.jsonl with the rewards of the held-out pairs, where there are any, and,
@@ -36,9 +42,11 @@ def run(
     """
     count = config.process_count(objective)
     if ray_workers is None and count == processes():
-        return train_in_this_process(config, objective, model, pairs, output, template)
+        return train_in_this_process(
+            config, objective, model, pairs, output, template, reference, optimizer, keep_optimizer
+        )
     task, folder = (
-        task_of(config, objective, model, pairs, output, template),
+        task_of(config, objective, model, pairs, output, template, reference, optimizer, keep_optimizer),
         output.with_name(output.name + CACHE) / "processes",
     )
     if ray_workers is None:

@@ -54,13 +54,13 @@ def _link(source: Path, target: StageFolder) -> None:
     """Make `target` a folder with the files of `source`, at once: nobody sees it with only some of them."""
     check_ours(target.path)
     temporary = leftover(target.path)
-    shutil.copytree(source, temporary, copy_function=_one)
+    shutil.copytree(source, temporary, copy_function=link_or_copy)
     target.discard()
     temporary.rename(target.path)
 
 
-def _one(source: str, target: str) -> None:
-    """A hard link, or a copy where the file system has none: finished files are replaced, never written to."""
+def link_or_copy(source: str, target: str) -> None:
+    """Make a hard link, or a copy where the file system has none: finished files are replaced, never written to."""
     try:
         os.link(source, target)
     except OSError:

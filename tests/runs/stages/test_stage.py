@@ -122,8 +122,8 @@ def test_unit_when_its_settings_name_the_run_folder_then_only_the_work_has_its_p
     config = ToyConfig(methods=[f"{RUN}/a"], goal=1)
     run = Run.of(ToyRecipe(name="moved", toy=config), RunFolder(tmp_path)).sub("inner", ToyRecipe(name="inner"))
     unit = run.unit(Toy(), "toy", dump(config), {"config": config, "number": 1})
-    assert unit.settings["methods"] == [f"{RUN}/inner/a"]
-    assert unit.task == {"config": ToyConfig(methods=[f"{tmp_path}/inner/a"], goal=1), "number": 1}
+    assert unit.name == "inner/toy" and unit.settings["methods"] == [f"{RUN}/a"]
+    assert unit.task == {"config": ToyConfig(methods=[f"{tmp_path}/a"], goal=1), "number": 1}
 
 
 def recipe_in(folder: Path) -> ToyRecipe:
@@ -179,7 +179,7 @@ def test_stage_made_of_stages_when_planned_then_units_are_those_known_before_it_
     first = [f"toy/{method}/0/{half}" for method in ("one", "two", "inner/toy/three") for half in ("a", "b")]
     assert planned() == dict.fromkeys(first, State.RUN)
     roots = [unit.unit.settings["of"] for unit in dry_run(recipe_in(tmp_path / "run")).units.values()]
-    assert roots == ["{run}"] * 4 + ["{run}/toy/inner"] * 2
+    assert roots == ["{run}"] * 6
     listing = Listing(recipe_in(tmp_path / "run"), tmp_path / "run", "toy")
     assert [unit.name for units in listing.groups for unit in units] == first and not listing.done("toy")
 

@@ -111,7 +111,7 @@ def make_plan(recipe: Recipe, assumed: Assumed | None = None) -> Plan:
         for unit in folder.units.values():
             unit.problem = unit.problem and _in_run(unit.problem, place)
         rows = [
-            Row(name, [one for one in counting.estimates.values() if one.unit.stage == STAGES[name].place])
+            Row(name, [one for one in counting.estimates.values() if one.unit.stage in STAGES[name].top_folders()])
             for name in stages_of(recipe)
         ]
         return Plan(

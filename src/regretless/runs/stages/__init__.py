@@ -12,6 +12,7 @@ from regretless.runs.stages import (
     prompts,
     report,
     rollout,
+    rounds,
     sample,
     train,
     verify,
@@ -21,7 +22,7 @@ from regretless.runs.stages.stage import STAGES, Listing, Run, Session, Stage, d
 
 for _module in (
     *(world, pretrain, prompts, sample, verify, judge, rollout, pair, pairs, mask),
-    *(inspect, train, evaluate, analyze, report),
+    *(inspect, train, rounds, evaluate, analyze, report),
 ):
     STAGES[_module.STAGE.name] = _module.STAGE
 

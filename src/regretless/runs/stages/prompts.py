@@ -30,20 +30,14 @@ class Prompts(Stage["Mapping[str, PromptSource]"]):
 
     def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:
         """Read every source, and write prompts.jsonl."""
-        from regretless.data.prompts import TEMPLATE, read_prompts
+        from regretless.data.prompts import prompt_columns, read_prompts
         from regretless.data.rejected_rows import check_some_left, report_refusals
 
         rows, refused = [], []
         for name, source in unit.task.items():
             source_rows, unusable = read_prompts(source, f"prompts.{name}.", None)
             refused += unusable
-            rows += [
-                {
-                    **{"prompt_id": f"{name}-{row.prompt_id}", "prompt": row.prompt, "answer": row.answer},
-                    **({TEMPLATE: row.template} if row.template else {}),
-                }
-                for row in source_rows
-            ]
+            rows += [{**prompt_columns(row), "prompt_id": f"{name}-{row.prompt_id}"} for row in source_rows]
         report_refusals(refused, place / "refused.jsonl")
         check_some_left(rows, refused, "prompts")
         write_jsonl(place / "prompts.jsonl", rows)

@@ -38,9 +38,9 @@ class Report(Stage["ReportConfig"]):
         # A manifest changes exactly when its stage ran again.
         others = ("evaluate/results.json", RECIPE, stage_record.FILE)
         files = [*run.manifests(), *(run.path(name) for name in others)]
-        inputs = {path.relative_to(run.root).as_posix(): path for path in files if run.has(path)}
+        inputs = {path.relative_to(run.path()).as_posix(): path for path in files if run.has(path)}
         inputs.pop(f"{self.place}/{MANIFEST}", None)
-        task = {"config": config, "run_dir": run.root, "left_out": dropped(run)}
+        task = {"config": config, "run_dir": run.path(), "left_out": dropped(run)}
         yield [run.unit(self, self.place, dump(config), task, inputs=inputs, need=Need("report"))]
 
     def do(self, unit: Unit, place: Path, session: Session) -> dict[str, Any]:

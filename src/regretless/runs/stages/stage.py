@@ -88,6 +88,8 @@ class Stage(Generic[C]):
     """What else of a recipe it reads: `model`, `responses`, `pairs`."""
     counted: ClassVar[tuple[tuple[str, str], ...]] = (("pairs", "pairs"), ("steps", "steps"))
     """Numbers in its units' summaries that a plan shows, and what they are called there."""
+    repeats: ClassVar[tuple[str, ...]] = ()
+    """Stages that it does itself, as often as its settings say: in a recipe with it they are no stages of the run."""
     is_read: ClassVar[bool] = True
     """False if no other stage depends on it."""
     independent: ClassVar[bool] = False
@@ -99,6 +101,10 @@ class Stage(Generic[C]):
     def place(self) -> str:
         """Its folder in a run folder."""
         return self.folder or self.name
+
+    def result_in(self, run: Run) -> Path:
+        """The path of its result in a run."""
+        return run.path(self.place, self.result)
 
     def units(self, config: C, run: Run) -> Iterator[Sequence[Unit]]:
         """The units of work, in groups that are done together.
@@ -138,6 +144,10 @@ class Stage(Generic[C]):
         if (names := self.contents(config)) is not None:
             yield self.place, names, None
 
+    def top_folders(self) -> Collection[str]:
+        """Its folders in a run folder."""
+        return {self.place}
+
     def folders_of_command(self, labels: Iterable[str]) -> Sequence[str]:
         """Folders of its command's units in the one that the user names, which by default is that of the only unit.
 
@@ -166,6 +176,8 @@ class Run:
     """What text prompts of pairs are put into; None for what suits the model. Those of sampled pairs stay."""
     below: str = ""
     """Its folder in that of the run which contains it."""
+    training: Mapping[str, Section | Path | bool] = field(default_factory=dict)
+    """Further arguments of its trainings, by their names in `training.train.run`."""
     cluster: ClusterConfig | None = None
     """The cluster that trains, if the recipe has one; by default, training runs on this machine."""
     session: Session = field(default_factory=Session)
@@ -185,12 +197,12 @@ class Run:
 
     @property
     def root(self) -> Path:
-        """The run folder, which `{run}` stands for."""
-        return self.folder.path / self.below
+        """The run folder, which `{run}` stands for: of a run in another one, that of the outermost."""
+        return self.folder.path
 
     def path(self, *parts: str | PurePosixPath) -> Path:
-        """A path in the run folder."""
-        return self.root.joinpath(*parts)
+        """A path in this run's folder."""
+        return self.root.joinpath(self.below, *parts)
 
     def unit(
         self, stage: Stage[Any], name: str, settings: Mapping[str, Any], task: Mapping[str, Any], **others: Any
@@ -203,8 +215,7 @@ class Run:
         label = ""
         if self.is_unit and self.output is not None:
             name, label = self.output.name, stage.place
-        if self.below:
-            name, settings = f"{self.below}/{name}", substitute(settings, Path(RUN, self.below))
+        name = str(PurePosixPath(self.below, name))
         return Unit(name, settings, label=label, stage=stage.name, writes=stage.writes, task=task, **others)
 
     def latest(self, result: str, before: str) -> Path | str:
@@ -212,7 +223,7 @@ class Run:
         names = list(STAGES)
         for name in reversed(names[: names.index(before)]):
             if STAGES[name].result == result and name in stages_of(self.recipe):
-                return self.path(STAGES[name].place, result)
+                return STAGES[name].result_in(self)
         if result not in self.inputs:
             raise ConfigError(f"{before}: no stage makes {result}")
         return self.inputs[result]
@@ -223,7 +234,8 @@ class Run:
 
     def asked_for(self) -> Iterator[tuple[str, Collection[str], Collection[str] | None]]:
         """Folders that a run of the whole recipe makes, by the folder above them; others (of some) are moved aside."""
-        yield "", {stage.place for stage in self.stages()}, {stage.place for stage in STAGES.values()}
+        wanted = {folder for stage in self.stages() for folder in stage.top_folders()}
+        yield "", wanted, {stage.place for stage in STAGES.values()}
         for stage in self.stages():
             yield from stage.folders(getattr(self.recipe, stage.name), self)
 
@@ -237,13 +249,14 @@ class Run:
                 if not self.only_listed and not self.awaits(stage.place):
                     stage.after(config, self)
 
-    def sub(self, name: str, recipe: Recipe, inputs: Mapping[str, Path | str] | None = None) -> Run:
+    def sub(self, name: str, recipe: Recipe, inputs: Mapping[str, Path | str] | None = None, **others: Any) -> Run:
         """A run of its own in the folder `name` of this one, for a stage that is made of stages.
 
-        Its units (`units`) are units of that stage, too: they share this run's lock and session.
+        Its units (`units`) are units of that stage, too: they share this run's lock and session. others: further
+        fields.
         """
         below = str(PurePosixPath(self.below, name))
-        return replace(self, recipe=recipe, inputs=inputs or {}, below=below, output=None, is_unit=False)
+        return replace(self, recipe=recipe, inputs=inputs or {}, below=below, output=None, is_unit=False, **others)
 
     def has(self, path: Path) -> bool:
         """True if a file exists by now, or in a plan: will exist when a run arrives here."""
@@ -251,7 +264,7 @@ class Run:
 
     def manifests(self) -> list[Path]:
         """Manifests of all units of this run that are finished, or in a plan: that would be."""
-        return [path for path in self.folder.manifests() if path.is_relative_to(self.root)]
+        return [path for path in self.folder.manifests() if path.is_relative_to(self.path())]
 
     def awaits(self, name: str) -> bool:
         """True if results below the folder `name` of this run are missing: never in a run, which makes them first."""
@@ -272,7 +285,7 @@ class Run:
             return {}
         return {
             name: Trained(
-                trained_model(self.model, f"{RUN}/train/{name}", self.root),
+                trained_model(self.model, str(PurePosixPath(RUN, self.below, "train", name)), self.root),
                 self.path("train", name),
                 name,
                 train.split_for(name)[0],
@@ -283,7 +296,9 @@ class Run:
 
 def stages_of(recipe: Recipe) -> list[str]:
     """The stages that a recipe has a section for, in the order in which they run."""
-    return [name for name in STAGES if getattr(recipe, name, None) not in (None, {})]
+    present = [name for name in STAGES if getattr(recipe, name, None) not in (None, {})]
+    repeated = {other for name in present for other in STAGES[name].repeats}
+    return [name for name in present if name not in repeated]
 
 
 def do_units(folder: RunFolder, units: Sequence[Unit], session: Session) -> None:

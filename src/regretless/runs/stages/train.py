@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regretless.core.errors import ConfigError
-from regretless.core.settings import dump
+from regretless.core.settings import Section, dump
 from regretless.runs.stages.stage import PAIRS, C, Run, Stage, file_input, hub_setting
 from regretless.workflow.run_folder import Unit
 from regretless.workflow.workers import Need
@@ -40,6 +40,7 @@ class Training(Stage[C]):
     work = "regretless.training.train"
     writes = (
         *("README.md", "card.json", "training.log", "trainer_state.json", "training_args.bin", "pair_scores.jsonl"),
+        "optimizer.pt",
         *("checkpoint-*", "_final", "runs", "*model*.safetensors*", "*config.json", "quantization.json"),
         *("*token*.json", "vocab.*", "merges.txt", "*.model", "*.tiktoken", "*.jinja", "additional_chat_templates"),
         *("configuration_*.py", "modeling_*.py", "tokenization_*.py"),
@@ -69,6 +70,8 @@ class Training(Stage[C]):
             **config.holding_out,
             "model": dump(model),
             **source,
+            **{name: dump(value) for name, value in run.training.items() if isinstance(value, Section)},
+            **{name: value for name, value in run.training.items() if isinstance(value, bool)},
         }
         task = {
             "config": config,
@@ -77,8 +80,10 @@ class Training(Stage[C]):
             "pairs": data,
             "ray_workers": workers,
             "template": source.get("template", "plain"),
+            **run.training,
         }
-        inputs, place = file_input("pairs", data), f"{self.place}/{name}"
+        files = {name: value for name, value in run.training.items() if isinstance(value, Path)}
+        inputs, place = file_input("pairs", data) | files, f"{self.place}/{name}"
         return run.unit(self, place, settings, task, inputs=inputs, need=Need("train", gpus=1), group=name)
 
     def check(self, key: str, config: TrainConfig, machine: Machine) -> None:

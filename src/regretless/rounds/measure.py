@@ -1,0 +1,155 @@
+"""What a round shows: its writer's responses, how far the writer is from the start, and how far training went."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from regretless.core.errors import DataError
+from regretless.core.files import read_json, write_json
+from regretless.core.intervals import mean_by_prompt, share_by_prompt
+from regretless.data.columns import Response, Verdict
+from regretless.data.responses import read_responses
+from regretless.modeling.load import ModelConfig, load_model
+from regretless.modeling.scoring import score_responses
+from regretless.modeling.training_folder import STATE
+from regretless.rounds.round_settings import StopConfig
+from regretless.workflow.stage_folder import MANIFEST
+
+FILE = "measures.json"
+
+
+def run(
+    responses: Path, start: ModelConfig | None, trained: ModelConfig, most: int, seed: int, output: Path
+) -> dict[str, Any]:
+    """Write measures.json into the folder `output`; returns the plain numbers of it.
+
+    start: the recipe's model; None where it has written the responses itself. trained: what the round's training made
+    of its start. At most `most` responses, drawn at random, are scored by each.
+    Raises DataError for responses without token ids and log-probabilities.
+    """
+    rows, _ = read_responses(responses)
+    usable = [row for row in rows if row.token_ids and row.prompt_token_ids and drawn_logps(row)]
+    if not usable:
+        raise DataError(
+            f"{responses}: no response has token ids and log-probabilities; sample with an engine that records both"
+        )
+    scored = [usable[index] for index in sorted(Random(seed).sample(range(len(usable)), min(most, len(usable))))]
+    measures = {
+        **of_responses(rows),
+        "kl_to_start": kl(scored, None if start is None else score(start, scored, "re-score: start")),
+        **of_training(scored, score(trained, scored, "re-score: trained")),
+    }
+    write_json(output / FILE, measures)
+    return {name: value["value"] if isinstance(value, Mapping) else value for name, value in measures.items()}
+
+
+def of_responses(rows: Sequence[Response]) -> dict[str, Any]:
+    """Numbers about a writer's responses; means and shares have a 95 % interval over prompts.
+
+    `pass_at_1`, `both_verdicts` (share of prompts with right and wrong responses, the only ones that give pairs of
+    verdicts), `score` of a judge, `tokens` per response, `cut` at the limit, and `entropy` in nats per token: minus the
+    mean log-probability of the drawn tokens, of the distribution that they were drawn from.
+    """
+    prompts = [row.prompt_id for row in rows]
+    measures: dict[str, Any] = {"responses": len(rows), "prompts": len(set(prompts))}
+    if any(row.verdict is not None for row in rows):
+        measures["pass_at_1"] = share_by_prompt([row.verdict == Verdict.CORRECT for row in rows], prompts)
+        verdicts = defaultdict(set)
+        for row in rows:
+            verdicts[row.prompt_id].add(row.verdict)
+        both = [{Verdict.CORRECT, Verdict.WRONG} <= of_prompt for of_prompt in verdicts.values()]
+        measures["both_verdicts"] = share_by_prompt(both, list(verdicts))
+    if scores := [(row.score, row.prompt_id) for row in rows if row.score is not None]:
+        values, judged = zip(*scores, strict=True)
+        measures["score"] = mean_by_prompt(values, [1.0] * len(values), judged)
+    counts = [len(row.pieces or ()) for row in rows]
+    measures["tokens"] = mean_by_prompt(counts, [1.0] * len(rows), prompts)
+    measures["cut"] = sum(row.finish_reason == "length" for row in rows) / len(rows)
+    drawn = [(drawn_logps(row), row.prompt_id) for row in rows if drawn_logps(row)]
+    measures["entropy"] = mean_by_prompt(
+        [-sum(logps) for logps, _ in drawn], [len(logps) for logps, _ in drawn], [prompt for _, prompt in drawn]
+    )
+    return measures
+
+
+def drawn_logps(row: Response) -> list[float]:
+    """Log-probabilities (nats) of a response's tokens in the distribution that they were drawn from; else the model's.
+
+    Empty if neither is recorded.
+    """
+    return row.sampled_logps or row.logps or []
+
+
+def score(model: ModelConfig, rows: Sequence[Response], description: str) -> list[float]:
+    """Log-probability (nats) of each response under a model."""
+    items = [(row.prompt_token_ids or [], row.token_ids or []) for row in rows]
+    scores = score_responses(load_model(model), items, description=description)
+    return [float(values.astype(np.float64).sum()) for values in scores]
+
+
+def kl(rows: Sequence[Response], start: Sequence[float] | None) -> dict[str, Any]:
+    """KL divergence of the writer to the start, in nats per response, with an interval over prompts.
+
+    The mean of log μ − log π_start over responses that the writer μ has drawn: without bias, and below 0 by chance
+    where the two are close. Exactly 0 where the start is the writer (`start` is None).
+    """
+    logratios = [0.0] * len(rows)
+    if start is not None:
+        logratios = [sum(drawn_logps(row)) - value for row, value in zip(rows, start, strict=True)]
+    return mean_by_prompt(logratios, [1.0] * len(rows), [row.prompt_id for row in rows])
+
+
+def of_training(rows: Sequence[Response], trained: Sequence[float]) -> dict[str, Any]:
+    """How far training went from the writer μ of the responses, by the trained model's log-probability of each (nats).
+
+    `kl_of_round`: KL(μ ‖ π), the mean of log μ − log π, with an interval over prompts. `effective_share`: the effective
+    sample size (Σ w)² / Σ w² of the importance weights w = π / μ of whole responses, as a share of their number: 1 if
+    the two agree, 1/n if one response has all the weight.
+    """
+    logs = np.array([value - sum(drawn_logps(row)) for row, value in zip(rows, trained, strict=True)])
+    weights = np.exp(logs - logs.max())
+    share = float(weights.sum() ** 2 / (weights @ weights) / len(weights))
+    moved = mean_by_prompt((-logs).tolist(), [1.0] * len(rows), [row.prompt_id for row in rows])
+    return {"kl_of_round": moved, "effective_share": share}
+
+
+def reason_to_stop(stop: StopConfig, measures: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a method's rounds end behind those that were measured, in words; None if they go on."""
+    first, last = measures[0], measures[-1]
+    divergence, length = last["kl_to_start"]["value"], last["tokens"]["value"]
+    if stop.kl is not None and divergence > stop.kl:
+        return (
+            f"the KL divergence of round {len(measures)}'s writer to the start is {divergence:.3g} nats, above "
+            f"{stop.kl:g}"
+        )
+    if stop.length is not None and length > stop.length * first["tokens"]["value"]:
+        return (
+            f"responses of round {len(measures)} have {length:.4g} tokens, above {stop.length:g} times the first "
+            f"round's {first['tokens']['value']:.4g}"
+        )
+    return None
+
+
+def row(number: int, method: str, measured: Path, trained: Path, replay: Path) -> dict[str, Any]:
+    """A line of rounds.jsonl: what was measured of a round, its pairs, and what its training says.
+
+    measured, trained, replay: folders of these units; the last need not exist. `pairs` are those that were trained on,
+    `replayed` those of earlier rounds among all. `saturated` is the share of the pairs of the last logged steps whose
+    margin has practically no gradient left; None where the method has no margin.
+    """
+    summary = read_json(trained / MANIFEST)["summary"]
+    drawn = replay / MANIFEST
+    logged = [line for line in read_json(trained / STATE)["log_history"] if "loss" in line]
+    return {
+        **{"round": number, "method": method},
+        **read_json(measured / FILE),
+        **{name: summary[name] for name in ("pairs", "held_out_pairs", "steps", "loss")},
+        "replayed": read_json(drawn)["summary"]["replayed"] if drawn.is_file() else 0,
+        "saturated": logged[-1].get("rewards/saturated") if logged else None,
+    }

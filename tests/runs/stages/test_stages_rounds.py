@@ -1,0 +1,251 @@
+"""Rounds: each samples from what the one before trained; killed or extended, a run ends as an undisturbed one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from killed import AtWrite
+from regretless.core.files import read_json
+from regretless.data.preferences import read_pairs
+from regretless.data.responses import read_responses
+from regretless.modeling.load import ModelConfig, load_model
+from regretless.modeling.scoring import score_responses
+from regretless.runs.pipeline import run_recipe
+from regretless.runs.planning.dry_run import State
+from regretless.runs.planning.plan import make_plan
+from regretless.runs.preflight import recipe_problems
+from regretless.runs.stages import Listing
+from regretless.runs.stages.rounds import _Round
+from regretless.workflow.stage_folder import StageFolder
+from rounds_runs import rounds_recipe
+from run_contents import contents, differences
+
+EVERY_WRITE = int(os.environ.get("REGRETLESS_EVERY_WRITE", "40"))
+SHARE = {"count": 3, "prompts": 10, "replay": {"share": 0.5}}
+LORA = {"lora": {"r": 4, "dropout": 0.0}, "max_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def three(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a finished run of three rounds, to be read only."""
+    folder = tmp_path_factory.mktemp("rounds") / "run"
+    run_recipe(rounds_recipe(folder, finished, SHARE, **LORA))
+    return folder
+
+
+def test_rounds_when_run_then_what_samples_is_what_the_round_before_trained_and_replayed_pairs_keep_their_writers(
+    three: Path, finished: Path
+) -> None:
+    base = str(finished / "pretrain/base")
+    trained = ["rounds/1/train/dpo", "rounds/2/dpo/train/dpo", "rounds/3/dpo/train/dpo"]
+    prompts: list[set[str]] = []
+    for number, place in ((1, "rounds/1"), (2, "rounds/2/dpo"), (3, "rounds/3/dpo")):
+        rows, _ = read_responses(three / place / "sample/responses.parquet")
+        adapter = None if number == 1 else str(three / trained[number - 2])
+        scored = score_responses(
+            load_model(ModelConfig(name_or_path=base, adapter=adapter)),
+            [(row.prompt_token_ids or [], row.token_ids or []) for row in rows],
+        )
+        for row, values in zip(rows, scored, strict=True):
+            np.testing.assert_allclose(row.logps, values, atol=1e-4)
+        prompts.append({row.prompt_id for row in rows})
+        assert len(prompts[-1]) == 10
+    assert not set.intersection(*prompts) and len(set.union(*prompts)) == 30
+    fresh = read_pairs(three / "rounds/3/dpo/pair/pairs.parquet")[0]
+    mixed = read_pairs(three / "rounds/3/dpo/replay/pairs.parquet")[0]
+    earlier = {
+        f"{pair.pair_id}@{age}": pair
+        for age, place in ((1, "rounds/2/dpo"), (2, "rounds/1"))
+        for pair in read_pairs(three / place / "pair/pairs.parquet")[0]
+    }
+    replayed = mixed[len(fresh) :]
+    assert replayed and mixed[: len(fresh)] == fresh
+    assert all(pair.chosen == earlier[str(pair.pair_id)].chosen for pair in replayed)
+    steps = [read_json(three / place / "trainer_state.json")["global_step"] for place in (*trained, "train/dpo")]
+    assert steps == [2] * 4
+    # Otherwise in an order that is another one in every process, and so would be the keys of later rounds.
+    adapters = [read_json(three / place / "adapter_config.json")["target_modules"] for place in trained]
+    assert all(modules == sorted(modules) for modules in adapters)
+    assert (three / "train/dpo/adapter_model.safetensors").samefile(three / trained[2] / "adapter_model.safetensors")
+    rows_of_table = [json.loads(line) for line in (three / "rounds/rounds.jsonl").read_text().splitlines()]
+    assert [(row["round"], row["method"], row["replayed"] > 0) for row in rows_of_table] == [
+        *[(1, "dpo", False), (2, "dpo", True), (3, "dpo", True)]
+    ]
+    assert [row["kl_to_start"]["value"] == 0 for row in rows_of_table] == [True, False, False]
+    assert all(0 < row["effective_share"] <= 1 for row in rows_of_table)
+
+
+def ran(folder: Path, made: Path, rounds: dict[str, Any], killed: Callable[[], None] | None = None) -> list[str]:
+    """Names of the units that a run of rounds did; `killed` plants a kill."""
+    if killed is not None:
+        killed()
+    outcomes = run_recipe(rounds_recipe(folder, made, rounds, **LORA)).outcomes
+    return [name for name, outcome in outcomes.items() if outcome.ran]
+
+
+def ends_with(*arguments: Any) -> int | None:
+    """Exit code of `ran` in a process of its own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["regretless.training.train", __name__, "regretless.workflow.fork_origin"])
+    process = context.Process(target=ran, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+@pytest.fixture
+def again(three: Path, tmp_path: Path) -> Iterator[Path]:
+    """A copy of the finished run in its place: responses name their models by the path."""
+    shutil.move(three, tmp_path / "kept")
+    shutil.copytree(tmp_path / "kept", three)
+    yield three
+    shutil.rmtree(three)
+    shutil.move(tmp_path / "kept", three)
+
+
+@pytest.mark.slow
+@pytest.mark.everyday
+def test_rounds_when_extended_and_killed_within_the_added_one_then_nothing_is_repeated_and_all_is_equal(
+    again: Path, finished: Path
+) -> None:
+    expected = contents(again)
+    shutil.rmtree(again / "rounds/3")
+    assert ran(again, finished, {**SHARE, "count": 2}) == ["train/dpo"], "the model of round 2 is the result"
+    assert ends_with(again, finished, SHARE, AtWrite(again, 60)) == -signal.SIGKILL
+    done = ran(again, finished, SHARE)
+    assert done and all(name.startswith(("rounds/3/", "train/")) for name in done)
+    assert differences(expected, contents(again)) == []
+
+
+def test_rounds_when_a_bound_is_exceeded_then_the_result_is_the_round_that_was_measured_last(
+    again: Path, finished: Path
+) -> None:
+    assert ran(again, finished, {**SHARE, "stop": {"kl": 1e-9}}) == ["train/dpo"]
+    manifest = read_json(again / "train/dpo/manifest.json")
+    divergence = read_json(again / "rounds/2/dpo/measure/dpo/measures.json")["kl_to_start"]["value"]
+    assert divergence > 1e-9, "else the test shows nothing"
+    assert manifest["summary"] == {"round": 2, "of": 3, "stopped": manifest["settings"]["stopped"]}
+    assert f"is {divergence:.3g} nats" in manifest["summary"]["stopped"]
+    assert len((again / "rounds/rounds.jsonl").read_text().splitlines()) == 2
+
+
+def test_rounds_when_planned_then_all_are_known_before_the_first_and_done_behind_the_last(
+    three: Path, finished: Path, tmp_path: Path
+) -> None:
+    def states(folder: Path) -> dict[str, State]:
+        plan = make_plan(rounds_recipe(folder, finished, SHARE, **LORA))
+        assert not plan.problems and [row.stage for row in plan.rows] == ["rounds"]
+        return {one.unit.name: one.unit.state for one in plan.rows[0].estimates}
+
+    of_a_round = ("sample", "verify", "pair", "replay", "train/dpo", "measure/dpo")
+    names = {f"rounds/{number}/prompts" for number in (1, 2, 3)} | {"train/dpo"}
+    names |= {f"rounds/1/{name}" for name in of_a_round if name != "replay"}
+    names |= {f"rounds/{number}/dpo/{name}" for number in (2, 3) for name in of_a_round}
+    assert states(tmp_path / "new") == dict.fromkeys(names, State.RUN)
+    assert states(three) == dict.fromkeys(names, State.DONE)
+    recipe = rounds_recipe(tmp_path / "new", finished, SHARE, **LORA)
+    assert {unit.name for units in Listing(recipe, recipe.run_dir, "rounds").groups for unit in units} == names
+
+
+def test_rounds_when_their_prompts_are_parts_of_all_then_another_number_of_rounds_is_refused(
+    finished: Path, tmp_path: Path
+) -> None:
+    def problems(count: int, prompts: Any) -> list[str]:
+        return recipe_problems(rounds_recipe(tmp_path / "run", finished, {"count": count, "prompts": prompts}))
+
+    assert problems(3, "disjoint") == []
+    (tmp_path / "run/rounds/1/prompts").mkdir(parents=True)
+    StageFolder(tmp_path / "run/rounds/1/prompts", "0" * 32).finish("rounds/1/prompts", {"parts": 3}, {}, 1.0)
+    assert problems(3, "disjoint") == problems(5, 10) == []
+    (problem,) = problems(5, "disjoint")
+    assert problem.startswith("rounds.count: ") and "one of 3 disjoint parts" in problem
+
+
+BASE, SECOND = "base", "{run}/rounds/2/dpo/train/dpo"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "objective", "expected"),
+    [
+        ({}, "dpo", (SECOND, SECOND, BASE)),
+        ({"reference": "previous"}, "dpo", (SECOND, SECOND, None)),
+        ({"reference": "behavior"}, "dpo", (SECOND, SECOND, None)),
+        ({"start": "model"}, "dpo", (SECOND, BASE, None)),
+        ({"start": "model", "reference": "previous"}, "dpo", (SECOND, BASE, SECOND)),
+        ({}, "simpo", (SECOND, SECOND, None)),
+    ],
+    ids=["start", "previous", "behavior", "from the model", "from the model to the previous", "reads none"],
+)
+@pytest.mark.parametrize("lora", [None, {"r": 4}], ids=["all weights", "adapter"])
+def test_third_round_when_settings_differ_then_its_writer_start_and_reference_are_those_models(
+    rounds: dict[str, Any],
+    objective: str,
+    expected: tuple[str, str, str | None],
+    lora: dict[str, Any] | None,
+    tmp_path: Path,
+) -> None:
+    recipe = rounds_recipe(tmp_path, Path(BASE), {"count": 3, **rounds}, objective=objective, lora=lora)
+    assert recipe.rounds is not None and recipe.model is not None
+    now = _Round(recipe.rounds, recipe, 3, objective)
+    models = now.writer(), now.recipe().model, now.reference()
+
+    def trained(model: ModelConfig | None) -> str | None:
+        if model is None or model == recipe.model:
+            return model and BASE
+        # An adapter lies on the recipe's model.
+        assert lora is None or model.name_or_path == recipe.model.name_or_path
+        return str(model.name_or_path if lora is None else model.adapter)
+
+    assert tuple(map(trained, models)) == tuple(one and one.replace("dpo", objective) for one in expected)
+    train = now.recipe().train
+    assert train is not None
+    assert (train.lora is None) == (lora is None or rounds.get("start") != "model"), "an adapter is trained further"
+    assert (train.values_for(objective).get("reference") == "behavior") == (rounds.get("reference") == "behavior")
+
+
+@pytest.mark.slow
+def test_rounds_when_methods_run_side_by_side_then_all_is_equal_and_one_round_is_the_recipe_without(
+    finished: Path, tmp_path: Path
+) -> None:
+    def results(name: str, **others: Any) -> dict[str, Any]:
+        recipe = rounds_recipe(
+            tmp_path / "run", finished, {"count": 2, "prompts": "all"}, objective=["dpo", "repo"], max_steps=2
+        )
+        run_recipe(recipe.model_copy(update=others))
+        shutil.move(tmp_path / "run", tmp_path / name)
+        return contents(tmp_path / name)
+
+    one = results("one")
+    assert differences(one, results("two", parallel=2)) == []
+    plain = results("plain", rounds=None)
+    shared = ("sample/responses.parquet", "verify/responses.parquet", "pair/pairs.parquet")
+    for name in (*shared, *(f"train/{method}/model.safetensors" for method in ("dpo", "repo"))):
+        assert plain[name] == one[f"rounds/1/{name}"], name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_rounds_when_killed_between_writes_then_the_same_command_ends_as_an_undisturbed_run(
+    again: Path, finished: Path
+) -> None:
+    expected, kills = contents(again), 0
+    for number in itertools.count(5, EVERY_WRITE):
+        shutil.rmtree(again)
+        killed = ends_with(again, finished, SHARE, AtWrite(again, number))
+        assert ends_with(again, finished, SHARE) == 0
+        assert differences(expected, contents(again)) == [], f"killed before write {number}"
+        if killed == 0:
+            break
+        kills += 1
+    assert kills >= 10
