@@ -43,7 +43,7 @@ def test_results_when_problems_stand_in_the_training_prompts_then_a_comparison_n
     pairs = [pair_of(prompt=prompt, chosen="a", rejected="b") for prompt in ("what is 0+1", "WHAT IS 0+1", "else")]
     write_records(tmp_path / "pairs.parquet", pairs)
     config = EvaluateConfig.parse({"benchmarks": {"sums": {"dataset": "sums.jsonl"}}}, "evaluate")
-    notes = contamination(folder / "evaluate", config, tmp_path / "pairs.parquet")
+    notes = contamination(folder / "evaluate", config, [tmp_path / "pairs.parquet"])
     assert [note.split(" stand")[0] for note in notes] == ["sums: 1 of 2 problems"]
     write_json(folder / "evaluate" / "results.json", {"contaminated": notes})
     assert f"{folder}: {notes[0]}" in observe([Run(folder)]).notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,11 @@ def read_problems(config: EvaluateConfig) -> Benchmarks:
     return Benchmarks(problems)
 
 
-def contamination(evaluate_dir: Path, config: EvaluateConfig, pairs: Path) -> list[str]:
+def contamination(evaluate_dir: Path, config: EvaluateConfig, pairs: Sequence[Path]) -> list[str]:
     """What a reader of the results must know of problems that stand in the training prompts (`Benchmarks.notes`).
 
-    The problems are those that models in the folder of an evaluation were asked; pairs: those trained on (parquet).
+    The problems are those that models in the folder of an evaluation were asked; pairs: files of those trained on
+    (parquet).
     """
     answers = {label: label for label in config.benchmarks} | {name: chat.answers for name, chat in config.chat.items()}
     problems: dict[str, dict[str, Text]] = {}
@@ -49,5 +51,9 @@ def contamination(evaluate_dir: Path, config: EvaluateConfig, pairs: Path) -> li
         for file in evaluate_dir.glob(f"{SAMPLES}/*/{folder}/*/responses.parquet"):
             table = pq.read_table(file, columns=["prompt_id", "prompt"])
             problems.setdefault(label, {}).update(zip(*(column.to_pylist() for column in table.columns), strict=True))
-    prompts: list[Text] = pq.read_table(pairs, columns=["prompt"])["prompt"].to_pylist()
-    return Benchmarks(problems).notes({text_key(prompt): prompt for prompt in prompts}.values())
+    prompts = {
+        text_key(prompt): prompt
+        for path in pairs
+        for prompt in pq.read_table(path, columns=["prompt"])["prompt"].to_pylist()
+    }
+    return Benchmarks(problems).notes(prompts.values())

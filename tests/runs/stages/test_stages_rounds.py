@@ -27,6 +27,8 @@ from regretless.runs.planning.plan import make_plan
 from regretless.runs.preflight import recipe_problems
 from regretless.runs.stages import Listing
 from regretless.runs.stages.rounds import _Round
+from regretless.runs.stages.stage import PAIRS, Run
+from regretless.workflow.run_folder import RunFolder
 from regretless.workflow.stage_folder import StageFolder
 from rounds_runs import rounds_recipe
 from run_contents import contents, differences
@@ -84,6 +86,10 @@ def test_rounds_when_run_then_what_samples_is_what_the_round_before_trained_and_
     ]
     assert [row["kl_to_start"]["value"] == 0 for row in rows_of_table] == [True, False, False]
     assert all(0 < row["effective_share"] <= 1 for row in rows_of_table)
+    # Results name problems that stand in any of these files.
+    run = Run.of(rounds_recipe(three, finished, SHARE, **LORA), RunFolder(three))
+    written = {path for path in three.rglob("pairs.parquet") if path.parent.name == "pair"}
+    assert set(run.all_of(PAIRS, "evaluate")) == written and len(written) == 3
 
 
 def ran(folder: Path, made: Path, rounds: dict[str, Any], killed: Callable[[], None] | None = None) -> list[str]:

@@ -175,8 +175,8 @@ class Evaluate(Stage["EvaluateConfig"]):
         # A command adds to what is there. In a run, what a recipe does not ask for may be of an earlier one.
         asked_for = set(itertools.product(*self._labels(config, run))) if run.output is None else None
         collected = results.collect(folder, config.seeds, asked_for)
-        pairs = run.latest(PAIRS, "train") if run.recipe.train is not None else None
-        if isinstance(pairs, Path) and pairs.is_file() and (notes := contamination(folder, config, pairs)):
+        pairs = [path for path in run.all_of(PAIRS, self.name) if path.is_file()]
+        if run.recipe.train is not None and (notes := contamination(folder, config, pairs)):
             collected["contaminated"] = notes
         write_json(folder / "results.json", collected)
         cards.refresh_cards(run, lambda method, facts: {"results": cards.results_of(run, method)})

@@ -185,6 +185,17 @@ class Rounds(Stage["RoundsConfig"]):
         assert run.recipe.rounds is not None
         return Path(_Round(run.recipe.rounds, run.recipe, 1, "").run(run).latest(PAIRS, TRAIN))
 
+    def results_in(self, run: Run) -> Sequence[Path]:
+        """The pairs of every round of every method."""
+        config = run.recipe.rounds
+        assert config is not None
+        later = [
+            _Round(config, run.recipe, number, method)
+            for number in range(2, config.count + 1)
+            for method in _methods(run.recipe)
+        ]
+        return [self.result_in(run), *(Path(now.run(run).latest(PAIRS, TRAIN)) for now in later)]
+
     def top_folders(self) -> Collection[str]:
         """Its own, and that of the last rounds' models."""
         return {self.place, TRAIN}

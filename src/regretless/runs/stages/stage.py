@@ -106,6 +106,10 @@ class Stage(Generic[C]):
         """The path of its result in a run."""
         return run.path(self.place, self.result)
 
+    def results_in(self, run: Run) -> Sequence[Path]:
+        """The paths of all its results in a run: of a stage that repeats others, those of each time."""
+        return [self.result_in(run)]
+
     def units(self, config: C, run: Run) -> Iterator[Sequence[Unit]]:
         """The units of work, in groups that are done together.
 
@@ -220,13 +224,20 @@ class Run:
 
     def latest(self, result: str, before: str) -> Path | str:
         """The file of that name as the last of the run's stages before `before` makes it, or that from elsewhere."""
-        names = list(STAGES)
-        for name in reversed(names[: names.index(before)]):
-            if STAGES[name].result == result and name in stages_of(self.recipe):
-                return STAGES[name].result_in(self)
-        if result not in self.inputs:
+        stage = self._maker(result, before)
+        if stage is None and result not in self.inputs:
             raise ConfigError(f"{before}: no stage makes {result}")
-        return self.inputs[result]
+        return self.inputs[result] if stage is None else stage.result_in(self)
+
+    def all_of(self, result: str, before: str) -> Sequence[Path]:
+        """The files of which `latest` names one, those of every round; empty if they come from elsewhere."""
+        stage = self._maker(result, before)
+        return [] if stage is None else stage.results_in(self)
+
+    def _maker(self, result: str, before: str) -> Stage[Any] | None:
+        names = list(STAGES)
+        made = (name for name in reversed(names[: names.index(before)]) if STAGES[name].result == result)
+        return next((STAGES[name] for name in made if name in stages_of(self.recipe)), None)
 
     def stages(self) -> list[Stage[Any]]:
         """The stages that the recipe has a section for, in the order in which they run."""
