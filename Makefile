@@ -32,7 +32,7 @@ LOOPBACK := unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net \
 # Without its files of compiled modules, Python compiles the package again in each of the processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart check test test-all test-real golden test-extended test-lowest test-newest docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
+.PHONY: quickstart check test test-all models test-real golden test-extended test-lowest test-newest docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/regretless run recipes/quickstart.yaml
@@ -53,8 +53,10 @@ test-all: check test-real
 # Pretrained models need no model hub; without the shared data, whose script makes them, their tests say so.
 MODELS ?= $(HOME)/.cache/regretless/models
 MAKE_MODELS := $(or $(REGRETLESS_SHARED),../shared)/models/make_models.py
-test-real: $(VENV)/.development
+models: $(VENV)/.development
 	if test -f $(MAKE_MODELS); then $(BIN)/python $(MAKE_MODELS) $(MODELS) smollm2-135m gemma3-270m; fi
+
+test-real: models
 	REGRETLESS_MODELS=$(MODELS) OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m real --durations 10
 
 # The texts of problems, to be read in the difference to the last commit.
@@ -105,10 +107,11 @@ test-cluster: $(VENV)/.cluster
 	REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) \
 		$(BIN)/pytest tests/workflow/test_cluster.py tests/training/test_ray_train.py
 
-test-engines: $(VENV)/.development $(ENGINES)/.installed
+test-engines: models $(ENGINES)/.installed
 	REGRETLESS_VLLM=$(abspath $(ENGINES))/bin/python OMP_NUM_THREADS=1 \
 		$(BIN)/pytest tests/sampling/test_openai_engine_vllm.py tests/test_served_tutorial.py
-	PYTHONPATH=src OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest tests/sampling/test_vllm_engine.py
+	REGRETLESS_MODELS=$(MODELS) PYTHONPATH=src OMP_NUM_THREADS=1 \
+		$(ENGINES)/bin/python -m pytest tests/sampling/test_vllm_engine.py
 	PYTHONPATH=src REGRETLESS_CLUSTER=1 OMP_NUM_THREADS=1 $(LOOPBACK) \
 		$(ENGINES)/bin/python -m pytest tests/sampling/test_vllm_engine.py -k cluster
 

@@ -25,12 +25,16 @@ from transformers import TopPLogitsWarper as TopP
 
 from regretless import PreferenceConfig, PreferenceTrainer, build
 from regretless.core.errors import RegretlessError
+from regretless.core.files import read_json
 from regretless.data.preferences import parse_pairs
+from regretless.data.responses import read_responses
 from regretless.data.tokenization import TokenizedPair, TokenizedSide, encode_prompt, tokenize_pairs
 from regretless.modeling import decoding
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.scoring import score_responses
 from regretless.objectives import OBJECTIVES, Logps
+from regretless.runs.pipeline import run_recipe
+from regretless.runs.recipe import parse_recipe
 from regretless.sampling.base import SamplingParams
 from regretless.sampling.transformers_engine import TransformersEngine
 from regretless.training.merge import merge_adapter
@@ -176,6 +180,34 @@ def test_texts_when_drawn_in_float32_then_they_do_not_depend_on_their_neighbors(
     together = dict(engine.stream(some, seeds))
     few = engine.with_params(PAPER.model_copy(update={"batch_size": 7})).stream(some[::-1], seeds[::-1])
     assert {39 - at: found.token_ids for at, found in few} == {at: found.token_ids for at, found in together.items()}
+
+
+def test_evaluation_when_the_model_has_a_chat_template_then_it_asks_in_it_unless_plain_is_set(
+    smollm: Path, problems: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    asked = problems[:12]
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    source = {"dataset": str(tmp_path / "problems.jsonl"), "prompt_column": "question", "answer_column": "answer"}
+    values = {
+        "name": "templates",
+        "output_dir": str(tmp_path / "run"),
+        "threads": 1,
+        "model": {"name_or_path": str(smollm), "dtype": "float32"},
+        "evaluate": {"benchmarks": {"chat": source, "plain": {**source, "template": "plain"}}, "max_new_tokens": 24},
+    }
+    run_recipe(parse_recipe(values, "test"))
+    messages = [[{"role": "user", "content": row["question"]}] for row in asked]
+    expected = {
+        "chat": tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"],
+        "plain": tokenizer([row["question"] for row in asked])["input_ids"],
+    }
+    for name, ids in expected.items():
+        answers, _ = read_responses(tmp_path / f"run/evaluate/samples/base/{name}/greedy/responses.parquet")
+        assert [answer.prompt_token_ids for answer in answers] == ids
+    # Without its template, this model ends most of the answers before they begin.
+    results = read_json(tmp_path / "run" / "evaluate" / "results.json")["rows"]
+    empty = {row["benchmark"]: row["empty"] for row in results}
+    assert empty["chat"] == 0 and empty["plain"] >= 6
 
 
 def _keys_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,14 @@ from scipy.stats import chisquare
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 from transformers import LogitsProcessorList as Processors
 from transformers import RepetitionPenaltyLogitsProcessor as Penalty
 from transformers import TemperatureLogitsWarper as Temperature
@@ -39,6 +46,7 @@ from regretless.modeling.scoring import score_responses
 from regretless.sampling.base import Completion
 from regretless.sampling.engine_settings import SamplingParams, VllmOptions
 from regretless.sampling.sample import sample_models
+from regretless.sampling.transformers_engine import TransformersEngine
 from regretless.sampling.vllm_engine import VllmEngine, cause_of, check_vllm
 from regretless.training.merge import merge_adapter
 from regretless.workflow.cluster import connected
@@ -298,6 +306,23 @@ def test_engine_when_the_model_has_an_adapter_scores_with_it_unmerged(checkpoint
         max(abs(np.subtract(a.logps or [], b)).max() for a, b in zip(found, raw_logps(plain, found), strict=True))
         > 0.01
     )
+
+
+@needs_vllm
+def test_greedy_texts_of_a_pretrained_model_when_both_engines_write_them_then_they_are_equal(
+    real_models: Path, shared: Path
+) -> None:
+    model = ModelConfig(name_or_path=str(real_models / "smollm2-135m"), dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+    lines = (shared / "data" / "gsm8k" / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    messages = [[{"role": "user", "content": json.loads(line)["question"]}] for line in lines[:16]]
+    prompts = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    options = {"max_model_len": 512, "engine_args": {"enforce_eager": True}}
+    params = PLAIN.model_copy(update={"temperature": 0, "max_new_tokens": 48, "vllm": VllmOptions(**options)})
+    served = VllmEngine(model, params).generate(prompts, 0)
+    for one, other in zip(served, TransformersEngine(model, params).generate(prompts, 0), strict=True):
+        assert one.text == other.text and one.token_ids == other.token_ids
+        assert one.logps == near(other.logps, within=1e-3)
 
 
 @needs_vllm
