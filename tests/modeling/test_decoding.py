@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -132,6 +133,33 @@ def test_adapter_when_rounding_changes_much_then_what_fused_layers_change_is_all
     assert "log-probabilities differ" in (why_not(model) or "")
 
 
+def test_memory_of_rows_on_a_cpu_is_that_of_the_positions_written() -> None:
+    slots, positions, size = 4, 1 << 16, 64
+    process = psutil.Process()
+    before = process.memory_info().rss
+    cache = RowCache(slots, positions)
+    for slot in range(slots):
+        cache.put(slot, [(torch.ones(1, 100, size), torch.ones(1, 100, size))])
+    ((keys, values),) = cache.layers
+    reserved = 2 * slots * positions * size * 4
+    assert keys.nbytes + values.nbytes == reserved
+    assert process.memory_info().rss - before < reserved / 4, "up to 2 MiB a row, where the system has large pages"
+    assert keys.sum() == slots * 100 * size, "what was not written is 0: attention multiplies it by 0"
+    cache.make_room(positions)
+    assert cache.layers[0][0] is keys, "nothing is copied while rows become longer"
+
+
+def test_memory_of_rows_where_it_is_taken_at_once_grows_with_them(monkeypatch: Any) -> None:
+    monkeypatch.setattr(decoding, "_takes_memory_when_written", lambda like: False)
+    cache = RowCache(2, GROWTH + 20)
+    text = torch.randn(1, 5, 4)
+    cache.put(1, [(text, -text)])
+    assert cache.capacity == GROWTH
+    cache.make_room(GROWTH + 1)
+    assert cache.capacity == GROWTH + 20, "not more than the longest row can have"
+    assert torch.equal(cache.layers[0][1][1, :, :5], -text)
+
+
 @pytest.mark.parametrize("slots", [1, 2, 8])
 def test_tokens_when_other_rows_stand_beside_them_are_the_same(qwen: Any, slots: int) -> None:
     wanted = [row.token_ids for row in written(qwen, PROMPTS, slots=5)]
@@ -142,7 +170,8 @@ def test_tokens_when_other_rows_stand_beside_them_are_the_same(qwen: Any, slots:
 
 
 @pytest.mark.slow
-def test_greedy_tokens_equal_those_of_generate_and_memory_grows(qwen: Any) -> None:
+def test_greedy_tokens_when_memory_grows_equal_those_of_generate(qwen: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(decoding, "_takes_memory_when_written", lambda like: False)
     most = GROWTH + 20
     rows = written(qwen, PROMPTS, slots=3, sampler=Sampler(temperature=0), most=most)
     for row in rows:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import mmap
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +36,7 @@ NAME = "regretless_decoding"
 READ_TOGETHER = 4096
 """Tokens of prompts that are read in one forward pass, unless a single prompt has more."""
 GROWTH = 128
-"""Positions by which the memory of keys and values grows: more are copied less often, fewer waste less."""
+"""Positions by which the memory of keys and values grows on a GPU: more are copied less often, fewer waste less."""
 PROBE_STEPS = 4
 """Tokens by which the check continues a row."""
 TOLERANCE = 1e-3
@@ -175,12 +177,13 @@ KeysValues = list[tuple[Tensor, Tensor]]
 class RowCache:
     """Keys and values of rows: the token at position p of the row in slot r is at [r, :, p].
 
-    Memory: those of `slots` rows of the longest one's length, up to `GROWTH` positions more, and while it grows those
-    of one layer again.
+    positions: most tokens of a row. Memory on a CPU: of each slot, those of the longest row it has had. On a GPU: those
+    of `slots` rows of the longest one's length, up to `GROWTH` positions more, and while it grows those of one layer
+    again.
     """
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
+    def __init__(self, slots: int, positions: int) -> None:
+        self.slots, self.positions = slots, positions
         self.layers: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -191,9 +194,17 @@ class RowCache:
     def make_room(self, positions: int) -> None:
         """Grow to this many positions, or more."""
         if positions > self.capacity:
-            grown = -(-positions // GROWTH) * GROWTH - self.capacity
             for number, states in enumerate(self.layers):
-                self.layers[number] = tuple(functional.pad(each, (0, 0, 0, grown)) for each in states)  # type: ignore[assignment]
+                self.layers[number] = tuple(self._grown(each, positions) for each in states)  # type: ignore[assignment]
+
+    def _grown(self, states: Tensor, positions: int) -> Tensor:
+        if _takes_memory_when_written(states):
+            reserved = self.positions
+        else:
+            reserved = min(self.positions, -(-positions // GROWTH) * GROWTH)
+        grown = _zeros((*states.shape[:2], reserved, states.shape[3]), states)
+        grown[:, :, : states.shape[2]] = states
+        return grown
 
     def put(self, slot: int, states: KeysValues) -> None:
         """Begin the row in a slot with a text of these keys and values."""
@@ -213,6 +224,19 @@ class RowCache:
         for layer in self.layers:
             for each in layer:
                 each[to, :, :length] = each[start, :, :length]
+
+
+def _takes_memory_when_written(like: Tensor) -> bool:
+    return like.device.type == "cpu"
+
+
+def _zeros(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Zeros of the type and on the device of another tensor; on a CPU a page takes memory once it is written."""
+    if not _takes_memory_when_written(like):
+        return like.new_zeros(shape)
+    # Not from PyTorch's allocator: that writes the zeros, and keeps what is freed in pieces that fit nothing larger.
+    memory = mmap.mmap(-1, math.prod(shape) * like.element_size(), access=mmap.ACCESS_COPY)
+    return torch.frombuffer(memory, dtype=like.dtype).view(*shape)
 
 
 def decode(
@@ -255,7 +279,7 @@ class _Batch:
         )
         self.rows: list[Row] = []
         """Those in the first slots."""
-        self.cache = RowCache(decoder.slots)
+        self.cache = RowCache(decoder.slots, max(map(len, prompts), default=0) + most)
         self.ids = torch.zeros(decoder.slots, 0, dtype=torch.long, device=decoder.inner.device)
         """(slots, S) token ids of each row, the first one again behind its end."""
         self.read: dict[Sequence[int], tuple[KeysValues, Tensor]] = {}
@@ -384,7 +408,7 @@ def _probe(model: PreTrainedModel | PeftModel, config: Any) -> tuple[set[int | N
     with decoder.ready():
         prompts = [text[:-PROBE_STEPS] for text in texts]
         states, hidden = decoder.read(prompts)
-        cache = RowCache(2)
+        cache = RowCache(2, max(map(len, texts)))
         rows = [Row(slot, prompt, np.zeros(0)) for slot, prompt in enumerate(prompts)]
         for slot, state in enumerate(states):
             cache.put(slot, state)
