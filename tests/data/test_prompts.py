@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from regretless.core.errors import DataError
+from regretless.data.columns import Response
 from regretless.data.prompt_templates import TEMPLATES
-from regretless.data.prompts import PromptSource, load_prompts, read_prompts
+from regretless.data.prompts import PromptSource, load_prompts, prompt_columns, read_prompts
+from regretless.data.responses import read_responses
+from regretless.data.rows import write_records
+from regretless.data.schema import read_gold, stored_gold
 
 
 def jsonl(path: Path, *rows: object) -> str:
@@ -29,6 +34,50 @@ def test_prompts_when_template_is_math_are_the_papers_messages(tmp_path: Path) -
         {"role": "user", "content": "1+1?"},
     ]
     assert (row.answer, row.extra) == ("2", {"level": 3})
+
+
+@pytest.mark.parametrize(
+    ("suffix", "gold"),
+    [
+        (".jsonl", ["2", 3, 2.5, "é"]),
+        (".json", {"final": "2", "steps": [1, None, {"ok": True}]}),
+        (".parquet", ["2", "3"]),
+        (".parquet", {"final": 2}),
+        (".jsonl", '["2"]'),
+    ],
+)
+def test_gold_answer_when_it_is_a_list_or_an_object_then_every_file_gives_it_back_as_it_was(
+    tmp_path: Path, suffix: str, gold: Any
+) -> None:
+    file, row = tmp_path / f"a{suffix}", {"prompt": "1+1?", "gold": gold}
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist([row]), file)
+    else:
+        file.write_text(json.dumps([row] if suffix == ".json" else row))
+    (prompt,) = load_prompts(PromptSource(dataset=str(file), answer_column="gold"))
+    assert prompt.answer == gold and type(prompt.answer) is type(gold)
+    again = jsonl(tmp_path / "again.jsonl", prompt_columns(prompt))
+    assert load_prompts(PromptSource(dataset=again, answer_column="answer"))[0].answer == gold
+    kept = Response(prompt_id="a", response_id="a-1", prompt="1+1?", response="2", **stored_gold(prompt.answer))
+    for name in ("kept.jsonl", "kept.parquet"):
+        write_records(tmp_path / name, [kept, replace(kept, answer="[2]", answer_is_json=None)])
+        (first, second), refused = read_responses(tmp_path / name)
+        assert (read_gold(vars(first)), read_gold(vars(second)), refused) == (gold, "[2]", [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("[]", "expected text, a finite number, or a list or object of JSON with a value or more, got []"),
+        ("{}", "expected text, a finite number, or a list or object of JSON with a value or more, got {}"),
+        ("true", "expected text, a finite number, or a list or object of JSON with a value or more, got True"),
+        ('["2", NaN]', "expected finite numbers, got NaN or infinity in ['2', 'nan']"),
+    ],
+)
+def test_gold_answer_when_it_says_nothing_then_the_row_is_refused(tmp_path: Path, answer: str, told: str) -> None:
+    file = jsonl(tmp_path / "a.jsonl", f'{{"prompt": "1+1?", "gold": {answer}}}')
+    _, (refused,) = read_prompts(PromptSource(dataset=file, answer_column="gold"))
+    assert refused.reason == f"gold: {told}"
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.files import write_jsonl
 from regretless.data.columns import Response, Verdict
 from regretless.data.responses import read_responses
-from regretless.data.rows import write_records
+from regretless.data.rows import read_rows, write_records
+from regretless.data.schema import quoted, read_gold
 from regretless.labeling import verify as stage
 from regretless.labeling import worker_pool
 from regretless.labeling.base import Check, Verifier
@@ -424,3 +425,52 @@ def test_verifier_when_it_reads_the_prompt_then_it_is_called_with_it_in_the_work
         ("wrong", "7+2?"),
         ("correct", "7+2?"),
     ]
+
+
+GOLDS = [["9", 2, "x"], ["9", "8"], {"final": 2}, [["2"]], [True], "2", 2.0, "[9, 2]"]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("verifier", ["math", "math_any"])
+def test_math_when_gold_answers_are_lists_then_any_item_is_right_and_other_kinds_are_refused(
+    tmp_path: Path, verifier: str, suffix: str
+) -> None:
+    write_jsonl(tmp_path / "in.jsonl", [{"prompt": "1+1?", "response": r"\boxed{2}", "answer": gold} for gold in GOLDS])
+    run(VerifyConfig(verifier=verifier, workers=1), tmp_path / "in.jsonl", tmp_path, f"out{suffix}")
+    rows = [row for _, row in read_rows(tmp_path / f"out{suffix}") if isinstance(row, dict)]
+    graded = [(read_gold(row), row["verdict"]) for row in rows]
+    assert graded == [
+        (["9", 2, "x"], "correct"),
+        (["9", "8"], "wrong"),
+        ("2", "correct"),
+        ("2", "correct"),
+        ("[9, 2]", "wrong"),
+    ]
+    refused = [json.loads(line) for line in (tmp_path / "refused.jsonl").read_text().splitlines()]
+    told = "answer: expected a text or a number, or a list of these of which any is right, got "
+    assert [row["reason"] for row in refused] == [told + quoted(GOLDS[number]) for number in (2, 3, 4)]
+
+
+def reports_gold(response: str, answer: Any) -> Check:
+    return Check(Verdict.CORRECT, "seen", json.dumps(answer))
+
+
+def test_verifier_when_gold_answers_are_lists_or_objects_then_it_gets_them_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "reporting", Verifier(check=reports_gold))
+    write_jsonl(tmp_path / "in.jsonl", [{"prompt": "1+1?", "response": "2", "answer": gold} for gold in GOLDS])
+    config = VerifyConfig(verifier="reporting", workers=1)
+    run(config, tmp_path / "in.jsonl", tmp_path)
+    run(config, tmp_path / "responses.parquet", tmp_path, "again.parquet")  # of our own table, too
+    for name in ("responses.parquet", "again.parquet"):
+        seen = [json.loads(text) for text in pq.read_table(tmp_path / name)["extracted"].to_pylist()]
+        assert seen == [*GOLDS[:6], "2", GOLDS[7]]
+
+
+def test_verify_when_the_json_of_a_gold_answer_is_broken_then_its_row_is_refused(tmp_path: Path) -> None:
+    row = {"prompt": "1+1?", "response": "2", "answer_is_json": True}
+    write_jsonl(tmp_path / "in.jsonl", [{**row, "answer": '["2"'}, {**row, "answer": '["2"]'}])
+    assert run(VerifyConfig(), tmp_path / "in.jsonl", tmp_path)["correct"] == 1
+    refused = (tmp_path / "refused.jsonl").read_text()
+    assert "answer: not valid JSON (" in refused and "), although answer_is_json is true" in refused

@@ -12,6 +12,7 @@ from regretless.core.files import read_json
 from regretless.core.settings import dump
 from regretless.data.columns import Response
 from regretless.data.responses import read_responses
+from regretless.data.schema import read_gold
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.sampling import job, sample
 from regretless.sampling.transformers_engine import TransformersEngine
@@ -217,3 +218,20 @@ def test_earlier_results_when_they_are_many_then_the_oldest_go(settings: dict[st
     kept = earlier_results(tmp_path / "run" / "sample")
     assert [int(place.name) for place in kept] == [5, 4, 3, 2]
     assert all((place / "responses.parquet").is_file() for place in kept)
+
+
+def test_gold_answers_when_they_become_lists_or_texts_then_kept_responses_have_the_new_ones(
+    settings: dict[str, Any], tmp_path: Path, drawn: list[int]
+) -> None:
+    file = Path(settings["prompts"]["dataset"])
+    rows = [json.loads(line) for line in file.read_text().splitlines()][:2]
+    responses(tmp_path / "run", settings)
+    for samples, golds in ((2, [["1", 2], {"final": 3}]), (3, ["4", ["5"]]), (3, ["6", "[7]"])):
+        file.write_text(
+            "".join(json.dumps({**row, "answer": gold}) + "\n" for row, gold in zip(rows, golds, strict=True))
+        )
+        drawn.clear()
+        sampled = responses(tmp_path / "run", settings, n=samples)
+        assert sum(drawn) == (2 if golds[0] == "4" else 0)
+        found = {row.prompt_id: read_gold(vars(row)) for row in sampled.values()}
+        assert list(found.values()) == golds

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pyarrow as pa
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from regretless.core.files import fingerprint
 from regretless.core.top_logps import first_rows
@@ -83,6 +83,8 @@ class Response:
     finish_reason: FinishReason | None = None
     answer: str | None = None
     """Gold answer of the prompt."""
+    answer_is_json: bool | None = None
+    """True if `answer` is the JSON of a list or an object (`schema.read_gold` reads it); it is a text otherwise."""
     verdict: Verdict | None = None
     verdict_reason: str | None = None
     extracted: str | None = None
@@ -300,7 +302,12 @@ VerdictName = Annotated[Literal["correct", "wrong", "unknown"], Field(descriptio
 PairKind = Annotated[Literal["original", "masked"], Field(description="original or masked")]
 Seed = Annotated[Integer, Field(description="a whole number of 64 bits")]
 Gold = Annotated[
-    str | Integer | Annotated[float, Field(allow_inf_nan=False)], Field(description="text or a finite number")
+    str
+    | Integer
+    | Annotated[float, Field(allow_inf_nan=False)]
+    | Annotated[list[JsonValue], Field(min_length=1)]
+    | Annotated[dict[str, JsonValue], Field(min_length=1)],
+    Field(description="text, a finite number, or a list or object of JSON with a value or more"),
 ]
 
 
@@ -363,6 +370,7 @@ COLUMN_TYPES: Mapping[str, ColumnType] = {
     "seed": ColumnType(Seed, pa.int64()),
     "finish_reason": ColumnType(Finish),
     "answer": ColumnType(Gold),
+    "answer_is_json": ColumnType(Flag, pa.bool_()),
     "verdict": ColumnType(VerdictName),
     "score": ColumnType(Score, pa.float64()),
     "regret": ColumnType(Real, pa.float64()),

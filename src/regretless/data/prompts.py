@@ -19,7 +19,7 @@ from regretless.data.messages import check_is_text, read_message, read_template_
 from regretless.data.prompt_templates import PLAIN, TEMPLATES, TextPrompts
 from regretless.data.rejected_rows import Refusal, of_one_kind, other_kind
 from regretless.data.rows import read_rows
-from regretless.data.schema import PROMPT, Unusable, read_gold
+from regretless.data.schema import PROMPT, GoldAnswer, Unusable, read_gold
 from regretless.data.sources import open_source
 
 TEMPLATE = "prompt_template"
@@ -38,7 +38,7 @@ class PromptSource(Section):
     prompt_column: str = "prompt"
     """Column with the prompt, a text or a list of messages."""
     answer_column: str | None = None
-    """Column with the gold answer."""
+    """Column with the gold answer: a text or a number; or a list or an object, which the verifier gets as it is."""
     limit: int | None = Field(default=None, ge=1)
     """Most rows to read; all by default."""
     shuffle: Seed | None = None
@@ -56,7 +56,7 @@ class PromptRow:
 
     prompt_id: str
     prompt: Text
-    answer: str | None = None
+    answer: GoldAnswer | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     line: int = 0
     """1-based line (or row) of its source, for messages."""
@@ -159,7 +159,7 @@ def _prompt_row(source: PromptSource, number: int, row: Mapping[str, Any], taken
     return PromptRow(
         prompt_id=prompt_id,
         prompt=text,
-        answer=_answer(answer),
+        answer=answer,
         extra={name: content for name, content in row.items() if name not in used},
         line=number,
         template=source.template or row.get(TEMPLATE),
@@ -187,12 +187,6 @@ def _checked(name: str, value: Any) -> Text:
     if messages[-1]["role"] == "assistant":
         raise DataError(f"{name}: the last message is the assistant's, so there is no question to answer")
     return messages
-
-
-def _answer(value: str | float | None) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _rows(source: PromptSource) -> Iterator[tuple[int, dict[str, Any] | Refusal]]:

@@ -19,6 +19,8 @@ from regretless.data.schema import (
     given_numbers,
     name_or,
     quoted,
+    read_gold,
+    stored_gold,
 )
 
 
@@ -57,7 +59,7 @@ def _response(row: Mapping[str, Any], path: Path, number: int) -> Response:
         "response_id": name_or(columns["response_id"], f"{prompt_id}-{number}"),
         "prompt": check_is_text(prompt) if isinstance(prompt, str) else [read_message(item) for item in prompt],
         "token_numbers": given_numbers(columns["token_numbers"]),
-        "answer": None if columns["answer"] is None else str(columns["answer"]),
+        **stored_gold(read_gold(row)),
         "verdict": None if columns["verdict"] is None else Verdict(columns["verdict"]),
         "origin": f"{path}:{number}",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import typing
 from collections.abc import Mapping, Sequence, Sized
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
+from regretless.core.files import parse_json
 from regretless.core.text_cleaning import json_value
 from regretless.core.top_logps import top_problem
 from regretless.data.columns import (
@@ -191,10 +193,39 @@ def name_or(name: str | int | None, other: str) -> str:
     return other if name in (None, "") else str(name)
 
 
-def read_gold(row: Mapping[str, Any], column: str) -> str | float | None:
+GoldAnswer = str | list[Any] | dict[str, Any]
+"""What a verifier is given: a text (a number as text), or the list or object of the user's file."""
+
+
+def read_gold(row: Mapping[str, Any], column: str = "answer") -> GoldAnswer | None:
     """The gold answer in a column, None if there is none. Raises Unusable."""
     try:
-        answer: str | float | None = ANSWER.check({"answer": row.get(column)})["answer"]
+        answer = ANSWER.check({"answer": row.get(column)})["answer"]
     except Unusable as reason:
         raise Unusable(f"{column}{str(reason).removeprefix('answer')}") from None
-    return answer
+    if column == "answer" and row.get("answer_is_json") is True and isinstance(answer, str):
+        try:
+            answer = ANSWER.check({"answer": parse_json(answer)})["answer"]
+        except ValueError as error:
+            raise Unusable(f"answer: not valid JSON ({error}), although answer_is_json is true") from None
+    if isinstance(answer, list | dict):
+        try:
+            json.dumps(answer, allow_nan=False)
+        except ValueError:
+            raise Unusable(f"{column}: expected finite numbers, got NaN or infinity in {quoted(answer)}") from None
+        return answer
+    return None if answer is None else gold_text(answer)
+
+
+def gold_text(answer: str | float) -> str:
+    """A gold answer that is a text or a number, as text: 27.0 as 27."""
+    if isinstance(answer, str):
+        return answer
+    return str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer)
+
+
+def stored_gold(answer: GoldAnswer | None) -> dict[str, Any]:
+    """The columns of a gold answer in a response: a list or an object as JSON, which `read_gold` reads again."""
+    if answer is None or isinstance(answer, str):
+        return {"answer": answer}
+    return {"answer": json.dumps(answer, ensure_ascii=False), "answer_is_json": True}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from regretless.core.text_cleaning import is_clean
 from regretless.data.columns import Verdict
+from regretless.data.schema import GoldAnswer
 
 FAILED = "verifier failed"
 """How the reason begins if the verifier raised an exception."""
@@ -45,7 +46,10 @@ def check_problem(outcome: object) -> str | None:
 
 @dataclass(frozen=True)
 class Verifier:
-    """Two functions of (response, gold answer), or of (response, gold answer, prompt) if `with_prompt` is true."""
+    """Two functions of (response, gold answer), or of (response, gold answer, prompt) if `with_prompt` is true.
+
+    The gold answer is a text (a number as text), or the list or object that the user's file has there.
+    """
 
     check: Callable[..., Check]
     """Decides any row. Runs in a worker process, which imports it by module and name, so it is a function at the top of
@@ -56,3 +60,5 @@ class Verifier:
     """Decides some rows in bounded time without heavy imports, as `check` would; None leaves the row to `check`."""
     with_prompt: bool = False
     """Whether the functions take the prompt, too: a text, or a list of messages with `role` and `content`."""
+    gold_problem: Callable[[GoldAnswer], str | None] = lambda gold: None
+    """Why the functions cannot grade for a gold answer, or None: a row with such an answer is rejected."""

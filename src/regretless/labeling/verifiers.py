@@ -9,8 +9,8 @@ from regretless.labeling.base import Verifier
 VERIFIERS: Registry[Verifier] = Registry(
     "verifiers",
     {
-        "math": Verifier(check=grading.grade, quick=grading.quick_grade),
-        "math_any": Verifier(check=grading.grade_any, quick=grading.quick_grade_any),
+        "math": Verifier(check=grading.grade, quick=grading.quick_grade, gold_problem=grading.gold_problem),
+        "math_any": Verifier(check=grading.grade_any, quick=grading.quick_grade_any, gold_problem=grading.gold_problem),
     },
     lambda _, part: None if isinstance(part, Verifier) else f"expected a Verifier, got {part!r}",
 )

@@ -25,13 +25,13 @@ from regretless.data.messages import stored_text
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import check_present, check_response
 from regretless.data.rows import column_type, read_rows, write_parquet
-from regretless.data.schema import Unusable, given_numbers, quoted
+from regretless.data.schema import GoldAnswer, Unusable, given_numbers, quoted, read_gold, stored_gold
 from regretless.labeling.base import DIED, FAILED, Check, Verifier, check_problem
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.labeling.worker_pool import Pool
 from regretless.workflow.workers import Need, cpus, executor
 
-NAMES = ("answer", "prompt_id", "response_id")
+NAMES = ("prompt_id", "response_id")
 RESPONSE_COLUMNS = frozenset(field.name for field in dataclasses.fields(Response))
 RESULT = "responses.parquet"
 TRUNCATED = "truncated"
@@ -45,7 +45,8 @@ class VerifyConfig(Section):
 
     verifier: Annotated[str, AfterValidator(VERIFIERS.check)] = "math"
     """How responses are checked. `math` grades the last answer of a response; `math_any` accepts a response if any
-    answer that is marked as one is right; or the name of a plug-in."""
+    answer that is marked as one is right. Both accept any item of a gold answer that is a list, and take no objects. Or
+    the name of a plug-in."""
     grade_cut: bool = False
     """Whether a response that was cut at the token limit is graded like others; otherwise its verdict is unknown. If it
     is graded, `math` falls back on the last number in the text, `math_any` requires a marked answer."""
@@ -72,25 +73,29 @@ def run(config: VerifyConfig, responses: Path, output: Path, result: str = RESUL
     refused.jsonl. An interrupted run resumes after its last complete part. Raises DataError if no row is usable,
     RegretlessError if the verifier failed on every row that it was to grade.
     """
+    verifier = VERIFIERS.find(config.verifier)
+    is_table = result.endswith(".parquet")
     usable: dict[int, dict[str, Any]] = {}
     refused: list[Refusal] = []
     for number, row in read_rows(responses):
         if isinstance(row, Refusal):
             refused.append(row)
-        elif problem := _problem(row):
-            refused.append(Refusal(str(responses), number, problem, row))
+            continue
+        try:
+            gold = _gold(row, verifier)
+        except Unusable as reason:
+            refused.append(Refusal(str(responses), number, str(reason), row))
         else:
-            usable[number] = row
-    is_table = result.endswith(".parquet")
+            usable[number] = {**row, **stored_gold(gold)} if is_table else row
     if is_table:
         refused += _split_types(usable, responses)
     report_refusals(sorted(refused, key=lambda refusal: refusal.line), output / "refused.jsonl")
     rows = list(usable.values())
     check_some_left(rows, refused, responses)
-    names = ("prompt",) if VERIFIERS.find(config.verifier).with_prompt else ()
+    names = ("prompt",) if verifier.with_prompt else ()
     questions = [
         VerdictKey(
-            (row["response"], str(row["answer"]), *(row[name] for name in names)),
+            (row["response"], read_gold(row), *(row[name] for name in names)),
             row.get("finish_reason") == "length" and not config.grade_cut,
         )
         for row in rows
@@ -119,7 +124,7 @@ def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def _array(name: str, rows: Iterable[Mapping[str, Any]]) -> pa.Array:
     """A column of a table. Raises ArrowException or OverflowError if its values have no common type."""
     rows = list(rows)
-    # Gold answers and names may be numbers or texts; everywhere else in the package they are texts.
+    # Names may be numbers or texts; everywhere else in the package they are texts.
     values = [row.get(name) for row in rows]
     if name in NAMES:
         values = [None if value is None else str(value) for value in values]
@@ -196,13 +201,15 @@ def _kind(value: Any) -> str:
     return next((name for kind, name in names.items() if isinstance(value, kind)), type(value).__name__)
 
 
-def _problem(row: Mapping[str, Any]) -> str | None:
-    try:
-        check_present(row, ("prompt", "response", "answer"))
-        check_response(row)
-    except Unusable as reason:
-        return str(reason)
-    return None
+def _gold(row: Mapping[str, Any], verifier: Verifier) -> GoldAnswer:
+    """The gold answer of a row that this verifier can grade. Raises Unusable."""
+    check_present(row, ("prompt", "response", "answer"))
+    check_response(row)
+    gold = read_gold(row)
+    assert gold is not None
+    if problem := verifier.gold_problem(gold):
+        raise Unusable(f"answer: {problem}")
+    return gold
 
 
 def _columns(check: Check) -> dict[str, Any]:

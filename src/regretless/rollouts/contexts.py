@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from regretless.core.files import fingerprint
 from regretless.data.columns import Response
 from regretless.data.prompts import PromptRow
-from regretless.data.schema import Unusable
+from regretless.data.schema import Unusable, read_gold
 
 At = Literal["lines", "tokens"]
 
@@ -49,9 +49,10 @@ class Measured:
 
     def prompts(self) -> Iterator[tuple[Context, PromptRow]]:
         """Its contexts, and each as a prompt whose answer is verified like the response."""
+        gold = read_gold(vars(self.response))
         for context in self.contexts:
             ids = context.prompt + context.written
-            yield context, PromptRow(context.name, self.response.prompt, self.response.answer, token_ids=ids)
+            yield context, PromptRow(context.name, self.response.prompt, gold, token_ids=ids)
 
 
 def unit_ends(ids: Sequence[int], positions: Sequence[float], at: At, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -26,7 +26,7 @@ from regretless.data.columns import Response
 from regretless.data.prompts import PromptRow
 from regretless.data.responses import check_response
 from regretless.data.rows import write_parquet, write_records
-from regretless.data.schema import Unusable, check_lengths, quoted
+from regretless.data.schema import Unusable, check_lengths, quoted, stored_gold
 from regretless.modeling.load import ModelConfig
 from regretless.sampling import kept
 from regretless.sampling.base import (
@@ -387,7 +387,7 @@ def _response(engine: Engine[Any], work: SampleWork, number: int, task: Task, co
         response=completion.text,
         sampling=json.dumps(work.params.model_dump(exclude={"engine", "seed"}, exclude_none=True)),
         seed=work.params.seed,
-        answer=row.answer,
+        **stored_gold(row.answer),
         **{item.name: getattr(completion, item.name) for item in dataclasses.fields(Completion) if item.name != "text"},
         **dataclasses.asdict(engine.provenance),
     )

@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,8 +21,9 @@ from regretless.core.errors import DataError
 from regretless.core.files import fingerprint
 from regretless.core.settings import dump
 from regretless.core.versions import versions_for
-from regretless.data.columns import text_key
+from regretless.data.columns import COLUMN_TYPES, TEXT, text_key
 from regretless.data.prompts import PromptRow
+from regretless.data.schema import stored_gold
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.engine_settings import SamplingParams
 from regretless.workflow.run_folder import content, existing_paths
@@ -109,12 +111,15 @@ def read(rows: dict[Key, KeptResponse], prompts: Sequence[PromptRow], ids: dict[
     tables = []
     for file, taken in by_file.items():
         table = _table(file).take([row for _, row in taken])
-        renewed = {
-            "response_id": [ids[key] for key, _ in taken],
-            "answer": [prompts[prompt].answer for (_, prompt, _), _ in taken],
-        }
+        golds = [stored_gold(prompts[prompt].answer) for (_, prompt, _), _ in taken]
+        renewed: dict[str, list[Any]] = {"response_id": [ids[key] for key, _ in taken]}
+        renewed |= {name: [gold.get(name) for gold in golds] for name in ("answer", "answer_is_json")}
         for name, values in renewed.items():
-            table = table.set_column(table.schema.get_field_index(name), name, pa.array(values, pa.string()))
+            column, place = pa.array(values, COLUMN_TYPES.get(name, TEXT).stored), table.schema.get_field_index(name)
+            if place >= 0:
+                table = table.set_column(place, name, column)
+            elif any(values):
+                table = table.append_column(name, column)
         tables.append(table)
     return tables
 

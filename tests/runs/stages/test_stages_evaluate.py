@@ -105,6 +105,18 @@ def test_own_problems_when_their_columns_are_named_as_advised_then_base_and_adap
     assert "unchanged, skipped" in capsys.readouterr().err
 
 
+def test_own_problems_when_the_verifier_cannot_grade_a_gold_answer_then_nothing_is_sampled(
+    model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "1 + 1 =", "answer": {"final": 2}}\n')
+    command = ["evaluate", "--model", str(model), "--benchmark", f"mine={tmp_path / 'mine.jsonl'}"]
+    with pytest.raises(
+        DataError, match=r"mine\.jsonl:1: answer: verifier math: expected a text or a number, or a list"
+    ):
+        verbs.stage(request([*command, "--output", str(tmp_path / "out"), "max_new_tokens=4"]))
+    assert not list((tmp_path / "out").rglob("*.parquet"))
+
+
 def test_own_problems_of_a_recipe_when_columns_are_missing_then_the_advice_is_the_recipes_key(
     model: Path, tmp_path: Path
 ) -> None:

@@ -1,5 +1,5 @@
 """Grades answers to mathematical problems; its only door is `grade` (and `quick_grade`, without an algebra system)."""
 
-from regretless.labeling.grading.grader import grade, grade_any, quick_grade, quick_grade_any, warm_up
+from regretless.labeling.grading.grader import gold_problem, grade, grade_any, quick_grade, quick_grade_any, warm_up
 
-__all__ = ["grade", "grade_any", "quick_grade", "quick_grade_any", "warm_up"]
+__all__ = ["gold_problem", "grade", "grade_any", "quick_grade", "quick_grade_any", "warm_up"]

@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, wraps
+from typing import TypeVar
 
 from regretless.core.processor_time import processor_limit
 from regretless.data.columns import Verdict
+from regretless.data.schema import GoldAnswer, gold_text, quoted
 from regretless.labeling.base import Check
 from regretless.labeling.grading.algebra import DIGITS, Decision, compare, decision
 from regretless.labeling.grading.dates import Date, equal_dates, read_date
@@ -64,6 +66,8 @@ from regretless.labeling.grading.units import (
     states,
 )
 
+Outcome = TypeVar("Outcome", Check, Check | None)
+
 ARTICLE = re.compile(r"^(?i:(?:(?:it|this)\sis\s)?(?:an?|the)|(?:it|this)\sis)\s+(?=[a-zA-Z]{2})")
 FIRST_WORD = re.compile(r"\s*(?i:yes|no|true|false)\b(?=[,.:!])")
 LAST_SENTENCE = re.compile(r"[^.\n]{1,200}\.?$")
@@ -74,6 +78,8 @@ RELATION = re.compile(r"[<>=≤≥]|\\[lg]eq?")
 OPTION = re.compile("[A-J]")
 SPACE = re.compile(rf"[\s{DEGREE_SIGN}]+")
 WRONG = decision(False, "lists")
+RANKS = (Verdict.WRONG, Verdict.UNKNOWN, None, Verdict.CORRECT)
+"""Verdicts, the best one last; what is not decided yet may still be correct."""
 MAX_WORD = 12
 """Characters behind "the answer is" in which yes or no stands."""
 NOON = 12 * 60
@@ -91,8 +97,37 @@ SPACE_IN_DIGITS = re.compile(r"\d,\s+[1-9]\d\d(?!\d)")
 """Two items of a list, but one number without the space; no item begins with 0, as in `10, 000`."""
 
 
+def gold_problem(answer: GoldAnswer) -> str | None:
+    """Why these verifiers cannot grade for a gold answer, or None."""
+    items = answer if isinstance(answer, list) else [answer]
+    if all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items):
+        return None
+    return f"expected a text or a number, or a list of these of which any is right, got {quoted(answer)}"
+
+
+def _for_any_gold(check: Callable[[str, str], Outcome]) -> Callable[[str, GoldAnswer], Outcome]:
+    """The check for a list of gold answers, too, of which any is right: the best verdict counts."""
+
+    @wraps(check)
+    def for_any(response: str, answer: GoldAnswer) -> Outcome:
+        if isinstance(answer, str):
+            return check(response, answer)
+        if problem := gold_problem(answer):
+            raise ValueError(problem)
+        return max((check(response, gold_text(gold)) for gold in answer), key=_rank)
+
+    return for_any
+
+
+def _rank(outcome: Check | None) -> int:
+    return RANKS.index(outcome and outcome.verdict)
+
+
+@_for_any_gold
 def grade(response: str, answer: str) -> Check:
-    """Verdict on a response for a gold answer (bare, or a worked solution). Never raises.
+    """Verdict on a response for a gold answer (bare, or a worked solution), or a list of which any is right.
+
+    Raises nothing but ValueError for another gold answer (`gold_problem`).
 
     Unknown: the gold answer is empty or cannot be parsed, or the comparison failed or took longer than
     `ALGEBRA_SECONDS`. That limit applies between two operations of Python: one power of huge integers is not limited
@@ -101,6 +136,7 @@ def grade(response: str, answer: str) -> Check:
     return quick_grade(response, answer) or grade_by_algebra(response, answer)
 
 
+@_for_any_gold
 def quick_grade(response: str, answer: str) -> Check | None:
     """The verdict if no algebra is needed: an answer is missing, both are plain numbers, or the texts are equal."""
     response, gold = own_answer(response), answer_in_gold(answer)
@@ -208,6 +244,7 @@ def grade_by_algebra(response: str, answer: str) -> Check:
     return _doubted(response, gold, _by_algebra(gold, _answer_for(response, gold) or ""))
 
 
+@_for_any_gold
 def grade_any(response: str, answer: str) -> Check:
     """As `grade`, but one correct answer among all in the response is enough. Never raises.
 
@@ -225,10 +262,10 @@ def grade_any(response: str, answer: str) -> Check:
 
 def _best(checks: Iterable[Check]) -> Check:
     """The last of the checks with the best verdict."""
-    order = (Verdict.WRONG, Verdict.UNKNOWN, Verdict.CORRECT)
-    return max(reversed(list(checks)), key=lambda check: order.index(check.verdict))
+    return max(reversed(list(checks)), key=_rank)
 
 
+@_for_any_gold
 def quick_grade_any(response: str, answer: str) -> Check | None:
     """As `quick_grade`, for `grade_any`."""
     gold, answers = answer_in_gold(answer), answers_in_response(response)

@@ -243,7 +243,8 @@ class _OneModel:
         answers = []
         for benchmark, name in asked:
             source = config.benchmarks[benchmark].source
-            task = {"prompts": source, "setting": f"{section}benchmarks.{benchmark}."}
+            verifier = grading(config, run.recipe.verify, benchmark).verifier
+            task = {"prompts": source, "setting": f"{section}benchmarks.{benchmark}.", "verifier": verifier}
             place = self.samples / benchmark / name
             answers.append(self._sampling(place, dump(source), {**common, **decoding[name]}, task))
         yield answers
@@ -317,8 +318,9 @@ def grading(config: EvaluateConfig, verify_config: VerifyConfig | None, benchmar
 
 
 def _problems(source: PromptSource, setting: str, task: Mapping[str, Any]) -> list[PromptRow]:
-    """The problems of a benchmark, as its model is asked. Raises DataError for one without a gold answer."""
+    """The problems of a benchmark, as its model is asked. Raises DataError for one whose answers cannot be verified."""
     from regretless.data.prompts import load_prompts
+    from regretless.labeling.verifiers import VERIFIERS
     from regretless.sampling.engines import ENGINES
     from regretless.sampling.sample import asked_texts
 
@@ -331,6 +333,12 @@ def _problems(source: PromptSource, setting: str, task: Mapping[str, Any]) -> li
             f"{source.dataset}: {len(without)} of {len(prompts)} problems have no gold answer (first: row "
             f"{without[0]}), so their responses cannot be verified; set {setting}answer_column"
         )
+    verifier = VERIFIERS.find(task["verifier"])
+    for prompt in prompts:
+        if prompt.answer is not None and (problem := verifier.gold_problem(prompt.answer)):
+            raise DataError(
+                f"{source.dataset}:{prompt.line}: {source.answer_column}: verifier {task['verifier']}: {problem}"
+            )
     return prompts
 
 
