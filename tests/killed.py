@@ -27,3 +27,20 @@ class AtWrite:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(watch)
+
+
+class AtCall:
+    """A kill within the calls of a method, before the one of that number."""
+
+    def __init__(self, owner: type, name: str, number: int) -> None:
+        self.owner, self.name, self.number = owner, name, number
+
+    def __call__(self) -> None:
+        count, method = itertools.count(), getattr(self.owner, self.name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if next(count) == self.number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return method(*args, **kwargs)
+
+        setattr(self.owner, self.name, watched)

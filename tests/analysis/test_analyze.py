@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from scipy import stats
 
 from flat_pairs import pair_of
 from regretless.analysis.analyze import AnalyzeConfig, affordable, run
@@ -21,7 +23,7 @@ from regretless.analysis.lengths import response_lengths
 from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.core.intervals import mean_by_prompt, share_by_prompt, wilson
 from regretless.data.columns import Response
-from regretless.data.rows import write_records
+from regretless.data.rows import write_parquet, write_records
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.training_folder import Trained
@@ -369,3 +371,51 @@ def test_analyze_when_a_bfloat16_model_was_trained_in_float32_then_the_type_make
     assert distance["value"] == 0.0
     entry = read_json(tmp_path / "out" / "token_rewards.json")["pairs"][0]["responses"][0]
     assert set(entry["policies"]["same"]["reward"]) == {0.0}
+
+
+def test_analyze_when_regret_was_measured_then_scores_are_compared_and_shown_beside_it(
+    model: ModelConfig, tmp_path: Path
+) -> None:
+    tokenizer = load_tokenizer(model)
+    rows, measured, table = [], [], []
+    for number, (prompt, *sides) in enumerate(ROWS[1:]):
+        names = [f"{number}-{side}" for side in ("right", "wrong")]
+        rows.append(pair_of(prompt=prompt, chosen=sides[0], rejected=sides[1], pair_id=str(number), prompt_id=prompt))
+        for name, text in zip(names, sides, strict=True):
+            ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+            known = {"prompt_token_ids": tokenizer(prompt)["input_ids"], "token_ids": ids, "logps": [-0.5] * len(ids)}
+            measured.append(Response(prompt_id=prompt, response_id=name, prompt=prompt, response=text, **known))
+            for start, end, regret in ((0, 3, 1.0), (3, len(ids), 2.0)):
+                numbers = {"start": start, "end": end, "regret": regret, "regret_low": 0.0, "regret_high": 3.0}
+                of_unit = {"response_id": name, "outcome": float(name.endswith("right")), "alpha": 0.5, **numbers}
+                table.append(of_unit | {"local": regret - 0.25, "future": 0.25})
+        rows[-1] = dataclasses.replace(
+            rows[-1],
+            chosen=dataclasses.replace(rows[-1].chosen, id=names[0]),
+            rejected=dataclasses.replace(rows[-1].rejected, id=names[1]),
+        )
+    write_records(tmp_path / "pairs.jsonl", rows)
+    write_records(tmp_path / "responses.parquet", measured)
+    write_parquet(tmp_path / "regret.parquet", pa.Table.from_pylist(table))
+    other = Trained(model.model_copy(update={"init_seed": 1}), tmp_path / "none")
+    settings = {"rollout": tmp_path}
+    run(AnalyzeConfig(), tmp_path / "pairs.jsonl", model, {"mine": other}, tmp_path / "out", **settings)
+
+    policy, reference = plain(other.model), plain(model)
+    pairs = read_json(tmp_path / "out" / "token_rewards.json")["pairs"]
+    assert len(pairs) == 2
+    for pair in pairs:
+        prompt, *texts = ROWS[1 + int(pair["pair_id"])]
+        for shown, text in zip(pair["responses"], texts, strict=True):
+            assert shown["measured"]["alpha"] == 0.5
+            first, last = shown["measured"]["units"]
+            assert (first["start"], last["end"], last["regret"]) == (0, len(shown["tokens"]), 2.0)
+            ratio = policy[prompt, text] - reference[prompt, text]
+            ahead = (policy[prompt, text] + 0.5)[3:].sum()
+            read = {"dpo": -ratio[:3].sum(), "repo": -ratio[:3].sum() - ahead}
+            assert {name: first["policies"]["mine"][name] for name in read} == pytest.approx(read, abs=1e-4)
+    content = read_json(tmp_path / "out" / "regret_calibration.json")
+    assert (content["responses"], list(content["policies"])) == (4, ["base", "mine"])
+    right = content["policies"]["mine"]["dpo"]["units"]["right"]["0.5"]
+    minus = np.concatenate([np.add.reduceat(reference[key] - policy[key], [0, 3]) for key in [r[:2] for r in ROWS[1:]]])
+    assert right["value"] == pytest.approx(stats.spearmanr(minus, [1, 2, 1, 2])[0])

@@ -11,6 +11,7 @@ from regretless.analysis.calibration import OBSERVED, calibration
 from regretless.analysis.drift import point
 from regretless.analysis.gradients import gradient_places
 from regretless.analysis.lengths import response_lengths
+from regretless.analysis.regret_calibration import MeasuredResponse, readings, regret_calibration
 from regretless.analysis.score_distance import score_distances
 from regretless.analysis.subset import SIDES, Sample, Scores
 from regretless.core.files import write_json
@@ -48,6 +49,15 @@ def write_comparisons(run: Path, objectives: Sequence[str]) -> None:
     places = {name: gradient_places(build(name), sample.pairs, start, lambda _: False) for name in objectives}
     margins = {name: numbers.normal(0.8, 1, 50).tolist() for name in objectives}
     files = {label: run / "evaluate" / label / "arithmetic" / "responses.parquet" for label in models}
+    measured = []
+    for number, item in enumerate(items):
+        ends = [(start, start + 2) for start in range(0, len(item[1]) - 1, 2)]
+        units = [
+            {"start": start, "end": end, "regret": numbers.random(), "future": numbers.random()} for start, end in ends
+        ]
+        writer = -numbers.random(len(item[1]))
+        outcome = float(number < len(items) / 2)
+        measured.append(MeasuredResponse(str(number), str(item[0]), item, writer, outcome, {1.0: units, 0.1: units}))
     contents = {
         "score_distance": {"models": score_distances(sample, models)},
         "drift": {"policies": {name: {"points": found, "logged": []} for name, found in points.items()}},
@@ -56,6 +66,7 @@ def write_comparisons(run: Path, objectives: Sequence[str]) -> None:
             "observed": OBSERVED,
             "policies": {name: calibration(found, range(50)) for name, found in margins.items()},
         },
+        "regret_calibration": regret_calibration(readings(measured, models), seed=0),
         "lengths": {"benchmarks": {"arithmetic": response_lengths(files)}},
     }
     for name, content in contents.items():

@@ -134,8 +134,20 @@ def analyzed(side: str, tokens: list[str], rng: random.Random, known: bool = Tru
             "long_horizon": horizon if known else None,
             "regret": [local + far for local, far in zip(reward, horizon, strict=True)] if known else None,
         }
+    units = [
+        {
+            **{"start": start, "end": start + 3, "regret": 0.5 * start, "regret_low": -0.25, "regret_high": 2.0},
+            **{"local": 0.12, "future": 0.5 * start - 0.12},
+            "policies": {
+                name: {"dpo": number - 0.5, "repo_det": number + 8.0} | ({"repo": number + 0.25} if known else {})
+                for number, name in enumerate(("base", *OBJECTIVES))
+            },
+        }
+        for start in (0, 3)
+    ]
     return {
         "side": side,
+        "measured": {"alpha": 0.5, "units": units},
         "text": "".join(tokens),
         "tokens": tokens,
         "names": [text or "<eos>" for text in tokens],

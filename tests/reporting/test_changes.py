@@ -18,7 +18,7 @@ def test_section_when_the_stage_ran_then_each_file_is_a_part_with_its_numbers(
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     section = page.split('<section id="changes"')[1].split("</section>")[0]
     assert section.count("<h3>") == len(COMPARISONS)
-    assert section.count("<svg") == 3  # drift, gradients, calibration
+    assert section.count("<svg") == 4  # drift, gradients, calibration, regret
     files = {name: read_json(finished_run / "analyze" / f"{name}.json") for name in COMPARISONS}
     row = files["score_distance"]["models"][0]
     cells = f"{row['value']:.3g}", f"{row['low']:.3g} to {row['high']:.3g}"
@@ -27,6 +27,10 @@ def test_section_when_the_stage_ran_then_each_file_is_a_part_with_its_numbers(
     assert f">{found['ece']:.3g}<" in section and f">{found['brier']['value']:.3g}<" in section
     end = files["drift"]["policies"]["dpo"]["points"][-1]["rejected"]["change"]["value"]
     assert f">{end:.3g}<".replace("-", "−") in section
+    for method, name in (("dpo", "DPO"), ("repo", "RePO")):
+        known = files["regret_calibration"]["policies"]["repo"][method]["units"]["wrong"]["0.1"]
+        label = f"repo, {name}, wrong, units, α = 0.1</th><td[^>]*>"
+        assert re.search(f"{label}{known['value']:.3g}<".replace("-", "−"), section)
     assert section.count("dpo, step 30") == section.count("dpo, step 60") == 1
 
 
@@ -34,4 +38,4 @@ def test_section_when_calibration_found_no_held_out_pairs_then_the_other_parts_s
     data = collect(finished_run, examples=0, seed=0)
     without = {**data.comparisons, "calibration": {"observed": "", "policies": {}}}
     titles = [part["title"] for part in changes(without, {})]
-    assert len(titles) == 4 and not any(title.startswith("Calibration") for title in titles)
+    assert len(titles) == 5 and not any(title.startswith("Calibration") for title in titles)

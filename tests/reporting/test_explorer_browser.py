@@ -234,6 +234,25 @@ def test_shading_when_compared_with_another_model_then_the_reward_is_between_the
     assert not any(levels(tokens_of(opened, 0, "chosen")))
 
 
+def test_units_when_regret_was_measured_then_it_stands_beside_what_methods_read_into_the_chosen_model(
+    opened: Browser,
+) -> None:
+    def rows(pair: int) -> list[list[str]]:
+        choose(opened, "pair", str(pair))
+        found = opened.find_elements(By.CSS_SELECTOR, f"article:nth-child({pair + 1}) .chosen .units tbody tr")
+        return [[cell.text for cell in row.find_elements(By.TAG_NAME, "td")] for row in found]
+
+    number = OBJECTIVES.index("dpo")
+    choose(opened, "policy", str(number))
+    read = [f"{1 + number + value:.2f}" for value in (-0.5, 0.25, 8.0)]  # behind the base model's
+    assert rows(0) == [
+        ["1–3", "0.00 (−0.25 to 2.00)", "0.12", "−0.12", *read],
+        ["4–6", "1.50 (−0.25 to 2.00)", "0.12", "1.38", *read],
+    ]
+    assert rows(1)[0][-3:] == [read[0], "unknown", read[2]]  # its behavior policy is unknown
+    assert "α = 0.5" in opened.find_element(By.CSS_SELECTOR, "article:nth-child(2) .units caption").text
+
+
 def test_repo_det_when_chosen_then_the_behavior_policy_is_left_out(opened: Browser, content: dict[str, Any]) -> None:
     choose(opened, "measure", "det")
     choose(opened, "pair", "1")
@@ -290,7 +309,8 @@ def test_keyboard_when_used_then_focus_moves_token_by_token_and_is_read_out(
     assert opened.find_element(By.ID, "token-card").is_displayed()
     ActionChains(opened).send_keys(Keys.ESCAPE).perform()
     assert not opened.find_element(By.ID, "token-card").is_displayed()
-    ActionChains(opened).send_keys(Keys.TAB, Keys.TAB).perform()
+    # The table of measured units, which may scroll, and the button that saves.
+    ActionChains(opened).send_keys(Keys.TAB, Keys.TAB, Keys.TAB).perform()
     assert opened.switch_to.active_element == tokens_of(opened, 0, "rejected")[0]
 
 

@@ -87,7 +87,7 @@ def test_report_when_a_run_is_finished_then_every_section_shows_its_numbers(fini
     ):
         assert part in text
     assert "Solved by training" in text and "Broken by training" in text
-    assert len(page.all("svg")) == 1 + 6 + 3 + 3
+    assert len(page.all("svg")) == 1 + 6 + 4 + 3
     assert not any(attributes.get("class") == "missing" for attributes in page.all("p"))
 
 
@@ -118,7 +118,7 @@ def test_report_when_a_run_has_rounds_then_their_curves_times_and_one_prompts_an
         assert part in text
     assert [page.text("h4").count(f"round {number}") for number in (1, 2, 3)] == [1, 1, 0]
     # Pass@1, KL and effective sample size; no round has a number of saturated pairs.
-    assert len(page.all("svg")) == 1 + 6 + 3 + 3 + 3
+    assert len(page.all("svg")) == 1 + 6 + 4 + 3 + 3
     cells = [text.strip() for inside, text in page.texts if inside == "td"]
     start = cells.index("7.0")
     assert cells[start : start + 8] == ["7.0", "2.0", "5.0", "–", "7.0", "–", "6.0", "–"]

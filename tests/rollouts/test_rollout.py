@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from killed import AtWrite
+from killed import AtCall, AtWrite
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.regret_values import best_value, split, writer_value
 from regretless.data.columns import Response, Verdict
@@ -25,6 +25,7 @@ from regretless.data.tokenization import tokenize_pairs
 from regretless.labeling import pair, verify
 from regretless.labeling.pair import PairConfig
 from regretless.labeling.verify import VerifyConfig
+from regretless.modeling.decoding import Decoder
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.rollouts.contexts import Measured
 from regretless.rollouts.continuations import Continued, Policy
@@ -351,7 +352,9 @@ def test_continuation_when_other_responses_k_and_batches_change_then_it_is_the_s
     assert alone != continued("seeded", usable[:1], k=8, seed=1)
 
 
-def in_run_folder(config: RolloutConfig, file: Path, model: ModelConfig, folder: Path, kill: AtWrite | None) -> None:
+def in_run_folder(
+    config: RolloutConfig, file: Path, model: ModelConfig, folder: Path, kill: Callable[[], None] | None
+) -> None:
     """Do the work as a unit of a run folder; the process is killed where `kill` says."""
     if kill is not None:
         kill()
@@ -360,8 +363,21 @@ def in_run_folder(config: RolloutConfig, file: Path, model: ModelConfig, folder:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kill", "more"),
+    [
+        # Rising, because a step between two results that stay takes several writes.
+        pytest.param(AtWrite, 3, id="between results"),
+        # Within batches of continuations that are being drawn.
+        pytest.param(lambda _, number: AtCall(Decoder, "step", number), 2, id="within batches"),
+    ],
+)
 def test_rollout_when_killed_over_and_over_then_its_results_are_equal_to_the_byte(
-    models: Callable[[int], ModelConfig], prompts: dict[str, Any], tmp_path: Path
+    kill: Callable[[Path, int], Callable[[], None]],
+    more: int,
+    models: Callable[[int], ModelConfig],
+    prompts: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     writer = models(1)
     file = responses_of(writer, prompts, tmp_path / "sampled", temperature=0.7)
@@ -369,9 +385,8 @@ def test_rollout_when_killed_over_and_over_then_its_results_are_equal_to_the_byt
     in_run_folder(config, file, models(0), tmp_path / "whole", None)
     folder, kills = tmp_path / "killed", 0
     context = multiprocessing.get_context("fork")
-    # Rising, because a step between two results that stay takes several writes.
-    for number in itertools.count(2, 3):
-        arguments = config, file, models(0), folder, AtWrite(folder, number)
+    for number in itertools.count(2, more):
+        arguments = config, file, models(0), folder, kill(folder, number)
         process = context.Process(target=in_run_folder, args=arguments)
         process.start()
         process.join()

@@ -13,6 +13,7 @@ from regretless.analysis.calibration import OBSERVED, calibration
 from regretless.analysis.drift import evenly, logged, point
 from regretless.analysis.gradients import gradient_places
 from regretless.analysis.lengths import response_lengths
+from regretless.analysis.regret_calibration import read_measured, readings, regret_calibration
 from regretless.analysis.score_distance import score_distances
 from regretless.analysis.subset import Sample, Scores, whole_prompts
 from regretless.analysis.tables import show_table, with_error
@@ -25,7 +26,7 @@ from regretless.data.columns import SIDES, Pair
 from regretless.data.pair_source import PairSource
 from regretless.data.rows import read_rows
 from regretless.data.tokenization import FUTURE, TokenizedPair
-from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer
+from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer, tokenizer_fingerprint
 from regretless.modeling.training_folder import PAIR_SCORES, Trained, saved_checkpoints, trained_model
 from regretless.objectives import build
 from regretless.workflow.run_folder import BASE
@@ -48,6 +49,9 @@ class AnalyzeConfig(TokenRewardsConfig):
     more than this number. Masked pairs are left out, so that runs with and without them are measured on the same
     data. By default 256, or fewer where their scores would take more than a tenth of the tokens that training
     computed, but not less than 8."""
+    rollout: PathSetting | None = None
+    """Folder of a `rollout`, whose measured regret the models' scores are compared with; by default the run's, if it
+    has one."""
     checkpoints: int = Field(default=8, ge=0)
     """Most checkpoints of each training to score as well, evenly spread over those that were saved."""
 
@@ -67,21 +71,22 @@ def run(
     output: Path,
     responses: Responses | None = None,
     template: str | None = "plain",
+    rollout: Path | None = None,
 ) -> dict[str, Any]:
     """Compare the reference and the trained models on pairs of a file; writes JSON into `output`, prints tables.
 
     token_rewards.json, score_distance.json, drift.json, gradients.json, calibration.json (from the held-out pairs that
-    training scored) and lengths.json (from `responses`, in which the reference is called base). Every estimate is a
-    mapping of value, standard_error, low, high (95 %), n and prompts. docs/analysis.md defines the numbers.
+    training scored), lengths.json (from `responses`, in which the reference is called base) and regret_calibration.json
+    (from the folder `rollout`). Every estimate is a mapping of value, standard_error, low, high (95 %), n and prompts.
+    docs/analysis.md defines the numbers.
 
-    Raises DataError if no pair can be used, ConfigError if a model cannot be loaded.
+    Raises DataError if no pair can be used, or `rollout` has no measured regret of these models' tokens; ConfigError if
+    a model cannot be loaded.
     """
-    # The models, and a few pairs token by token.
     reference, *trained = in_one_dtype([reference, *(policy.model for policy in policies.values())])
     models = dict(zip(policies, trained, strict=True))
-    summary = token_rewards.run(config, pairs, reference, models, output, template)
 
-    # The sample of pairs that all models are compared on.
+    # The sample of pairs that all models are compared on, and the responses whose regret was measured.
     source = PairSource.read(pairs, template)
     originals = [pair for pair in source.pairs if pair.kind == "original"] or source.pairs
     tokenizer = load_tokenizer(reference)
@@ -101,10 +106,13 @@ def run(
         )
         tokenized = whole_prompts(tokenized, count, config.seed, lambda pair: pair.prompt_ids)
     sample = Sample([pair.without_future() for pair in tokenized])
+    measured = [] if rollout is None else read_measured(rollout, tokenizer_fingerprint(tokenizer))
+    items = [one.item for one in measured]
 
     # What changed: scores, their distances, their course over the checkpoints, and where gradients were.
-    scores = {BASE: sample.score(reference, BASE, tokenized)}
-    scores |= {name: sample.score(model, name) for name, model in models.items()}
+    longer = [item for pair in tokenized for item in pair.items]
+    scores = {BASE: sample.score(reference, BASE, [*longer, *items])}
+    scores |= {name: sample.score(model, name, items) for name, model in models.items()}
     distances = score_distances(sample, scores)
     drifts = {
         name: _drift(config, sample, reference, policy, name, scores[name], scores[BASE])
@@ -119,12 +127,19 @@ def run(
             calibrations[name] = result
     lengths = {benchmark: response_lengths(files) for benchmark, files in (responses or {}).items()}
 
+    # A few pairs token by token, and what is read into the measured responses.
+    read = readings(measured, scores)
+    regret = regret_calibration(read, config.seed)
+    summary = token_rewards.run(config, pairs, reference, models, output, template, read)
+
     write_json(output / "score_distance.json", {"unit": "nats squared per token", "models": distances})
     write_json(output / "drift.json", {"unit": "nats", "policies": drifts})
     write_json(output / "gradients.json", {"policies": gradients})
     write_json(output / "calibration.json", {"observed": OBSERVED, "policies": calibrations})
     write_json(output / "lengths.json", {"benchmarks": lengths})
+    write_json(output / "regret_calibration.json", regret)
     _show(distances, drifts, gradients, calibrations, lengths)
+    _show_regret(regret)
     return summary | {"sample": len(tokenized), "refused": len(source.refused)}
 
 
@@ -174,6 +189,20 @@ def _calibration(folder: Path, pairs: Sequence[Pair]) -> dict[str, Any] | None:
     rows = [row for _, row in read_rows(file) if isinstance(row, dict)]
     margins = [row["chosen_reward"] - row["rejected_reward"] for row in rows]
     return calibration(margins, [prompts.get(row["pair_id"], row["pair_id"]) for row in rows])
+
+
+def _show_regret(regret: Mapping[str, Any]) -> None:
+    """The rank correlations of units and of G at the first α."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name, methods in regret["policies"].items():
+        for method, targets in methods.items():
+            rows[f"{name}, {method}"] = {
+                f"{target}, {outcome}": with_error(next(iter(by_alpha.values())))
+                for target, outcomes in targets.items()
+                for outcome, by_alpha in outcomes.items()
+            }
+    columns = [f"{target}, {outcome}" for target in ("units", "G") for outcome in ("right", "wrong")]
+    show_table("rank correlation of the regret that methods read with the measured one, by outcome", rows, columns)
 
 
 def _show(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
@@ -54,12 +54,12 @@ class Sample:
         responses = [(pair.prompt_ids, pair.sides[SIDES.index(side)].ids) for pair in self.pairs]
         return list(dict.fromkeys(responses))
 
-    def score(self, model: ModelConfig, label: str, longer: Sequence[TokenizedPair] = ()) -> Scores:
+    def score(self, model: ModelConfig, label: str, others: Iterable[Item] = ()) -> Scores:
         """Token log-probabilities of all responses under a model, which is loaded for this and then released.
 
-        longer: pairs whose responses are scored too, as those with what is stored behind their cuts.
+        others: responses that are scored too, as those with what is stored behind their cuts.
         """
-        items = list(dict.fromkeys(item for pair in (*self.pairs, *longer) for item in pair.items))
+        items = list(dict.fromkeys([*(item for pair in self.pairs for item in pair.items), *others]))
         values = score_responses(load_model(model), items, description=f"analyze: {label}"[:28])
         return dict(zip(items, values, strict=True))
 

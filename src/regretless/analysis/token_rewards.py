@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from regretless.analysis.regret_calibration import Reading
 from regretless.core.files import read_json, write_json
 from regretless.core.settings import Section, Seed
 from regretless.data.codec import Tokenizer
-from regretless.data.columns import SIDES
 from regretless.data.pair_source import PairSource
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import Ids, own_ids
@@ -66,12 +66,14 @@ def run(
     policies: Mapping[str, ModelConfig],
     output: Path,
     template: str | None = "plain",
+    read: Sequence[Reading] = (),
 ) -> dict[str, Any]:
     """Score a few pairs token by token under the reference and each policy, into `output`/token_rewards.json.
 
     For each response (chosen and rejected): `tokens`, the text that each token adds, concatenated in `text`; `names`,
-    the tokens as in the vocabulary; and the numbers of `UNITS`, one per token. All policies must have the reference's
-    tokenizer, as models trained from it do.
+    the tokens as in the vocabulary; and the numbers of `UNITS`, one per token; and, of a response that is in `read`,
+    the measured regret of its units (`measured`). All policies must have the reference's tokenizer, as models trained
+    from it do.
 
     Raises DataError if no pair can be used, ConfigError if a model cannot be loaded.
     """
@@ -85,15 +87,18 @@ def run(
     policy_logps = {name: _score(model, items, name) for name, model in policies.items()}
 
     # The numbers of each response, in the order of the scores.
+    of_id: dict[str | None, Reading] = {one.response.response_id: one for one in read}
     entries = []
     index = 0
     for pair in chosen:
         assert pair.row is not None
         responses = []
-        for name, side in zip(SIDES, pair.sides, strict=True):
+        for (name, row), side in zip(pair.row.sides.items(), pair.sides, strict=True):
             scored = {policy: logps[index] for policy, logps in policy_logps.items()}
             values = _values(config.beta, reference_logps[index], side.values.get("behavior"), scored)
-            responses.append({"side": name, **_texts(tokenizer, side.own), **values})
+            known = of_id.get(row.id)
+            units = {} if known is None else known.of_side(pair.prompt_ids, side, config.beta)
+            responses.append({"side": name, **_texts(tokenizer, side.own), **values, **units})
             index += 1
         entries.append({"pair_id": pair.pair_id, "kind": pair.kind, "prompt": pair.row.prompt, "responses": responses})
     content = {

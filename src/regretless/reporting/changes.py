@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from regretless.data.columns import SIDES
-from regretless.reporting.figures import Series, line_chart
+from regretless.reporting.figures import IntervalRow, Series, interval_chart, line_chart
 
 
 def changes(files: Mapping[str, Any], colors: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -18,6 +18,7 @@ def changes(files: Mapping[str, Any], colors: Mapping[str, int]) -> list[dict[st
         _drift(files.get("drift", {}), colors),
         _gradients(files.get("gradients", {}), colors),
         _calibration(files.get("calibration", {}), colors),
+        _regret(files.get("regret_calibration", {}), colors),
         _lengths(files.get("lengths", {})),
     ]
     return [part for part in parts if part["tables"]]
@@ -151,6 +152,36 @@ def _calibration(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[
         ],
         chart,
         "By bin of confidence; a calibrated model lies on the dashed line.",
+    )
+
+
+READINGS = {"dpo": "DPO", "repo": "RePO", "repo_det": "RePO_det"}
+"""Names of the methods that read a regret into the policies."""
+
+
+def _regret(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[str, Any]:
+    rows, shown = [], []
+    first = next((f"{alpha:g}" for alpha in content.get("alphas", ())), "")
+    for name, methods in content.get("policies", {}).items():
+        for method, targets in methods.items():
+            for target, outcomes in targets.items():
+                for outcome, by_alpha in outcomes.items():
+                    label = f"{name}, {READINGS[method]}, {outcome}"
+                    rows += [
+                        [f"{label}, {target}, α = {alpha}", *_interval(one), one["n"], one["prompts"]]
+                        for alpha, one in by_alpha.items()
+                    ]
+                    one = by_alpha[first]
+                    if target == "units" and one["value"] is not None:
+                        shown.append(IntervalRow(label, colors.get(name, 0), one["value"], one["low"], one["high"]))
+    title = "Rank correlation of regret, read and measured"
+    return _part(
+        "Implicit scores against measured regret",
+        f"{content.get('defined', '')}. Above 0, what the method reads into the model goes with the measured regret. "
+        "The base model is a control: DPO reads nothing into it, and RePO log π_ref/μ.",
+        [_table(f"{title}.", ["ρ", "95 % interval", "numbers", "prompts"], rows)],
+        interval_chart(title, shown, f"rank correlation of units, α = {first}") if shown else None,
+        f"{title}: single units, with 95 % intervals.",
     )
 
 

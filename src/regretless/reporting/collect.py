@@ -22,7 +22,7 @@ from regretless.workflow.stage_folder import UNUSED
 
 T = TypeVar("T")
 
-COMPARISONS = ("score_distance", "drift", "gradients", "calibration", "lengths")
+COMPARISONS = ("score_distance", "drift", "gradients", "calibration", "lengths", "regret_calibration")
 SEPARATOR = " · "
 
 

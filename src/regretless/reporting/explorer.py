@@ -14,6 +14,10 @@ DIGITS = 4
 """Decimal places of log-probabilities on the page (nats)."""
 SHADE_QUANTILE = 0.98
 """Quantile of the sizes that gets the full shade: with the largest, a few extremes would leave all else pale."""
+MEASURED = ("regret", "regret_low", "regret_high", "local", "future")
+"""Numbers of a measured unit, behind its first token and the one after its last."""
+METHODS = ("dpo", "repo", "repo_det")
+"""Methods whose reading of each model is behind them."""
 LABEL_LENGTH = 60
 """Characters of a prompt's label in the list of pairs."""
 
@@ -98,8 +102,31 @@ def _response(response: Mapping[str, Any], limit: int) -> dict[str, Any]:
         "reference": _rounded(response["reference"][:limit]),
         "behavior": None if behavior is None else _rounded(behavior[:limit]),
         "weights": _rounded(response["weights"][:limit]),
+        **_measured(response, limit),
         "logps": [_rounded(scores["logps"][:limit]) for scores in response["policies"].values()],
     }
+
+
+def _measured(response: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """The units whose regret was measured, as far as their tokens are shown; nothing for other responses."""
+    if "measured" not in response:
+        return {}
+    units = [
+        [
+            *(unit["start"], unit["end"], *_rounded([unit[name] for name in MEASURED])),
+            [
+                [_known(read.get(method)) for method in METHODS]
+                for read in (unit["policies"][name] for name in response["policies"])
+            ],
+        ]
+        for unit in response["measured"]["units"]
+        if unit["end"] <= limit
+    ]
+    return {"alpha": response["measured"]["alpha"], "units": units}
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None else round(value, DIGITS)
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

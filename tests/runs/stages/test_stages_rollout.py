@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from regretless.core.files import read_json
 from regretless.data.responses import read_responses
@@ -37,3 +38,12 @@ def test_rollout_in_a_run_when_planned_then_it_draws_as_many_continuations_and_n
     responses, refused = read_responses(folder / "rollout" / "responses.parquet")
     assert not refused and len(responses) == len(read_responses(folder / "verify" / "responses.parquet")[0])
     assert {row.response_id for row in responses if row.regret is not None} == measured
+
+
+@pytest.mark.slow
+def test_analyze_in_a_run_when_it_has_a_rollout_then_its_models_are_compared_with_that(folder: Path) -> None:
+    done = run_recipe(small(folder, *SETTINGS), only=["rollout", "analyze"])
+    assert done.outcomes["analyze"].ran
+    calibration = read_json(folder / "analyze" / "regret_calibration.json")
+    measured = read_json(folder / "rollout" / "manifest.json")["summary"]["responses"]
+    assert (calibration["responses"], list(calibration["policies"])) == (measured, ["base", "dpo", "repo"])

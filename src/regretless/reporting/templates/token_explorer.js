@@ -95,11 +95,49 @@
     const unit = values && state.scale === "normalized" ? rootMeanSquare(values) || 1 : 1;
     response.values = values && values.map((value) => value / unit);
     const sum = values && values.reduce((total, value) => total + value, 0);
+    fillUnits(response);
     response.sum.textContent = values ? `Σ ${signed(sum)} nats` : "behavior policy unknown: no such term";
     if (!response.spans) return;
     for (const [i, span] of response.spans.entries()) {
       span.className = response.kinds[i] + (values ? shadeOf(response.values[i]) : "");
     }
+  }
+
+  const UNITS = ["tokens", "regret", "local", "future", "DPO", "RePO", "RePO_det"];
+  const short = (value) => (value === null ? "unknown" : value.toFixed(2).replace("-", "−"));
+
+  /** Measured regret of each unit, beside what three methods read into the model. */
+  function fillUnits(response) {
+    if (!response.unitRows) return;
+    for (const [index, [start, end, regret, low, high, local, future, read]] of response.units.entries()) {
+      const texts = [`${start + 1}–${end}`, `${short(regret)} (${short(low)} to ${short(high)})`];
+      texts.push(...[local, future, ...read[state.policy]].map(short));
+      for (const [column, text] of texts.entries()) response.unitRows[index].cells[column].textContent = text;
+    }
+  }
+
+  function buildUnits(response) {
+    const box = make("div", "wide units");
+    box.tabIndex = 0;
+    box.setAttribute("role", "group");
+    box.setAttribute("aria-label", `Measured regret of the ${response.side} response's units`);
+    const table = make("table");
+    const caption = `Measured regret of each unit (95 % interval), α = ${response.alpha}; what methods read, in nats`;
+    table.createCaption().append(make("span", "", caption));
+    const head = table.createTHead().insertRow();
+    for (const name of UNITS) {
+      const cell = make("th", "", name);
+      cell.scope = "col";
+      head.append(cell);
+    }
+    const body = table.createTBody();
+    response.unitRows = response.units.map(() => {
+      const row = body.insertRow();
+      for (const name of UNITS) row.insertCell().className = name === "tokens" ? "" : "number";
+      return row;
+    });
+    box.append(table);
+    return box;
   }
 
   /** Render a response's tokens as elements when it comes near the window; until then it is one plain text. */
@@ -150,6 +188,7 @@
     const special = new Set(response.special);
     response.kinds = response.tokens.map((_, i) => (special.has(i) ? "t special" : "t"));
     side.append(head, response.box);
+    if (response.units) side.append(buildUnits(response));
     if (response.hidden) side.append(make("p", "note", `${response.hidden} more tokens are not shown.`));
     responses.push(response);
     nearby.observe(response.box);

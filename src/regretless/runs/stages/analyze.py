@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from regretless.core.plugins import plugin_parts
 from regretless.core.settings import dump
-from regretless.runs.stages.stage import PAIRS, RESPONSES, Run, Stage, file_input, hub_setting
+from regretless.runs.stages.stage import PAIRS, REGRET, RESPONSES, Run, Stage, file_input, hub_setting
 from regretless.workflow.run_folder import BASE, RUN, Unit, resolve, substitute
 from regretless.workflow.workers import Need
 
@@ -28,6 +28,7 @@ class Analyze(Stage["AnalyzeConfig"]):
         "gradients.json",
         "calibration.json",
         "lengths.json",
+        "regret_calibration.json",
     )
     work = "regretless.analysis.analyze"
     about = "What training changed: token rewards, score distances, drift, gradients, calibration."
@@ -55,6 +56,11 @@ class Analyze(Stage["AnalyzeConfig"]):
                 name = f"evaluate/{label}/{benchmark}"
                 if run.has(path := run.path(name, RESPONSES)):
                     responses.setdefault(benchmark, {})[label] = inputs[name] = path
+        rollout = Path(substitute(config.rollout, root)) if config.rollout else run.path("rollout")
+        measured = {f"rollout/{name}": rollout / name for name in (REGRET, RESPONSES)}
+        has_rollout = config.rollout is not None or all(map(run.has, measured.values()))
+        if has_rollout:
+            inputs |= measured
         settings = {
             **dump(config),
             "model": dump(run.model),
@@ -76,14 +82,16 @@ class Analyze(Stage["AnalyzeConfig"]):
             },
             "responses": responses,
             "template": run.template,
+            "rollout": rollout if has_rollout else None,
         }
         yield [run.unit(self, self.place, settings, task, inputs=inputs, need=Need("analyze", gpus=1))]
 
     def problems(self, config: AnalyzeConfig, machine: Machine) -> None:
-        """Folders of models that are not there."""
+        """Folders that are not there."""
         super().problems(config, machine)
-        for name, folder in config.policies.items():
-            key = f"{self.name}.policies.{name}"
+        folders = {f"policies.{name}": folder for name, folder in config.policies.items()}
+        for name, folder in (folders | ({"rollout": config.rollout} if config.rollout else {})).items():
+            key = f"{self.name}.{name}"
             if RUN in folder:
                 machine.path(key, folder)
             elif not Path(folder).is_dir():

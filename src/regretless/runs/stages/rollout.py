@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
 from regretless.runs.stages.sample import MINIATURE
-from regretless.runs.stages.stage import RESPONSES, Run, Stage
+from regretless.runs.stages.stage import REGRET, RESPONSES, Run, Stage
 from regretless.runs.stages.tiny import has_data
 from regretless.workflow.run_folder import Unit
 from regretless.workflow.workers import Need
@@ -23,7 +23,7 @@ class Rollout(Stage["RolloutConfig"]):
     """Measures regret."""
 
     name = "rollout"
-    writes = ("regret.parquet", "responses.parquet", "reference-*", "writer-*", "refused.jsonl")
+    writes = (REGRET, RESPONSES, "reference-*", "writer-*", "refused.jsonl")
     work = "regretless.rollouts.rollout"
     about = "Measure the regret of each step of a response, with intervals, by continuations from its beginnings."
     reads = "responses with verdicts, a model"

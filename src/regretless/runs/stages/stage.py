@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 T = TypeVar("T")
-RESPONSES, PAIRS = "responses.parquet", "pairs.parquet"
+RESPONSES, PAIRS, REGRET = "responses.parquet", "pairs.parquet", "regret.parquet"
 """Results that several stages make, each from that of the one before."""
 
 
