@@ -33,8 +33,10 @@ from regretless.core.files import fingerprint
 from regretless.core.hub import one_attempt, why
 from regretless.core.paths import PathSetting
 from regretless.core.settings import DECIDED, Section
+from regretless.modeling import kept_models
 from regretless.modeling.chat_templates import choose_pad_token, set_chat_template, set_template_arguments, turn_end_ids
 from regretless.modeling.quantization import Quantization, for_transformers, keep_weights_as_loaded, quantization_of
+from regretless.workflow.run_folder import content
 
 T = TypeVar("T")
 ADAPTER = "adapter_config.json"
@@ -117,11 +119,14 @@ class Origin:
             )
 
 
-def load_model(config: ModelConfig, *, for_training: bool = False) -> PreTrainedModel | PeftModel:
+def load_model(
+    config: ModelConfig, *, for_training: bool = False, base_stays: bool = False
+) -> PreTrainedModel | PeftModel:
     """Model of a config, with its adapter (trainable with `for_training`).
 
     It comes in evaluation mode on the best device; `for_training` leaves it in training mode on the CPU, because the
-    trainer decides where its parts belong.
+    trainer decides where its parts belong. base_stays: what will be trained is an adapter that the trainer puts on it.
+    Within `kept_models.models_stay_loaded`, the base's weights are read from its files once; an adapter's, every time.
     Raises ConfigError if weights, adapter or architecture cannot be loaded.
     """
     if config.architecture is not None:
@@ -130,13 +135,29 @@ def load_model(config: ModelConfig, *, for_training: bool = False) -> PreTrained
     else:
         origin = weights_of(config)
         adapter, adapter_revision = origin.adapter, origin.adapter_revision
-        model = _pretrained_model(config, origin)
+        model = _kept_model(config, origin, reading=not for_training or base_stays or adapter is not None)
     if adapter is not None:
         model = put_adapter(model, adapter, adapter_revision, for_training)
+    if for_training and adapter is not None:
+        for weight in model.parameters():  # some adapters train weights of the base along, such as biases
+            if weight.requires_grad:
+                weight.data = weight.data.clone()
     if for_training:
         return model.train()
     # Quantized weights were put onto the device while they were read.
     return (model if getattr(model, "is_quantized", False) else model.to(best_device())).eval()
+
+
+def _kept_model(config: ModelConfig, origin: Origin, *, reading: bool) -> PreTrainedModel:
+    """The base of a config, from memory if models stay loaded. reading: its weights will not be written to."""
+    models = kept_models.kept()
+    if models is None or origin.quantization(config) is not None:  # quantized weights are no plain tensors
+        return _pretrained_model(config, origin)
+    folder = Path(origin.base)
+    made_of = content(folder) if folder.is_dir() else None
+    key = fingerprint([origin.base, origin.revision, made_of, config.dtype, config.trust_remote_code])
+    give = models.reading if reading else models.writing
+    return give(key, lambda: _pretrained_model(config, origin).to(best_device()))
 
 
 def in_one_dtype(configs: Sequence[ModelConfig]) -> list[ModelConfig]:

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from regretless.core.errors import DataError
 from regretless.core.files import read_json, write_json
@@ -22,16 +23,27 @@ from regretless.rounds.round_settings import StopConfig
 from regretless.workflow.stage_folder import MANIFEST
 
 FILE = "measures.json"
+RE_SCORED = 16
+"""Responses that their writer scores again."""
+MOST_MISMATCH = 0.1
+"""Nats per token that rounding may explain: half precision and other kernels leave some hundredths."""
 
 
 def run(
-    responses: Path, start: ModelConfig | None, trained: ModelConfig, most: int, seed: int, output: Path
+    responses: Path,
+    writer: ModelConfig,
+    start: ModelConfig | None,
+    trained: ModelConfig,
+    most: int,
+    seed: int,
+    output: Path,
 ) -> dict[str, Any]:
     """Write measures.json into the folder `output`; returns the plain numbers of it.
 
-    start: the recipe's model; None where it has written the responses itself. trained: what the round's training made
-    of its start. At most `most` responses, drawn at random, are scored by each.
-    Raises DataError for responses without token ids and log-probabilities.
+    writer: the model that should have written the responses. start: the recipe's model; None where that is the writer.
+    trained: what the round's training made of its start. At most `most` responses, drawn at random, are scored by the
+    last two, and some of them by the writer.
+    Raises DataError for responses without token ids and log-probabilities, and for ones that another model has written.
     """
     rows, _ = read_responses(responses)
     usable = [row for row in rows if row.token_ids and row.prompt_token_ids and drawn_logps(row)]
@@ -42,6 +54,7 @@ def run(
     scored = [usable[index] for index in sorted(Random(seed).sample(range(len(usable)), min(most, len(usable))))]
     measures = {
         **of_responses(rows),
+        "mismatch": mismatch(responses, writer, scored[:RE_SCORED]),
         "kl_to_start": kl(scored, None if start is None else score(start, scored, "re-score: start")),
         **of_training(scored, score(trained, scored, "re-score: trained")),
     }
@@ -86,11 +99,37 @@ def drawn_logps(row: Response) -> list[float]:
     return row.sampled_logps or row.logps or []
 
 
+def mismatch(responses: Path, writer: ModelConfig, rows: Sequence[Response]) -> float | None:
+    """Mean distance (nats per token) of recorded log-probabilities to those that training's passes give the writer.
+
+    It is what sampling and training round differently. None where none of the model's own are recorded. Raises
+    DataError for a distance that rounding does not explain: what samples is not what was trained.
+    """
+    rows = [row for row in rows if row.logps]
+    if not rows:
+        return None
+    scores = token_logps(writer, rows, "re-score: writer")
+    recorded = [logp for row in rows for logp in row.logps or ()]
+    distance = float(np.abs(np.array(recorded) - np.concatenate(scores)).mean())
+    if not distance <= MOST_MISMATCH:
+        raise DataError(
+            f"{responses}: the log-probabilities of its tokens are {distance:.3g} nats per token away from those of "
+            f"{writer.label}, which should have written them, and rounding explains {MOST_MISMATCH:g} at most: another "
+            f"model, or another state of it, has; delete {responses.parents[1] / 'sample'}, and the same command "
+            "samples again"
+        )
+    return distance
+
+
+def token_logps(model: ModelConfig, rows: Sequence[Response], description: str) -> list[NDArray[np.float32]]:
+    """Log-probabilities (nats) of each response's tokens under a model."""
+    items = [(row.prompt_token_ids or [], row.token_ids or []) for row in rows]
+    return score_responses(load_model(model), items, description=description)
+
+
 def score(model: ModelConfig, rows: Sequence[Response], description: str) -> list[float]:
     """Log-probability (nats) of each response under a model."""
-    items = [(row.prompt_token_ids or [], row.token_ids or []) for row in rows]
-    scores = score_responses(load_model(model), items, description=description)
-    return [float(values.astype(np.float64).sum()) for values in scores]
+    return [float(values.astype(np.float64).sum()) for values in token_logps(model, rows, description)]
 
 
 def kl(rows: Sequence[Response], start: Sequence[float] | None) -> dict[str, Any]:

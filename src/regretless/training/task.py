@@ -113,7 +113,7 @@ def train_in_this_process(
         )
 
     trainer = PreferenceTrainer(
-        load_model(model, for_training=True),
+        load_model(model, for_training=True, base_stays=config.lora is not None),
         None if reference is None else load_model(reference),
         args=args,
         train_dataset=train,

@@ -353,6 +353,8 @@ class Unit:
     """What doing it takes; None if that is neither a model, nor a server, nor much time."""
     group: str = ""
     """A name that units share which depend on each other. Those of other names can be done at the same time."""
+    models_stay: bool = False
+    """True if the models that it loads stay loaded for the units after it."""
 
     def __str__(self) -> str:
         return self.label or self.name

@@ -11,14 +11,17 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from killed import AtWrite
+from regretless.core.errors import DataError
 from regretless.core.files import read_json
 from regretless.data.preferences import read_pairs
 from regretless.data.responses import read_responses
+from regretless.modeling import load
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.modeling.scoring import score_responses
 from regretless.runs.pipeline import run_recipe
@@ -28,6 +31,7 @@ from regretless.runs.preflight import recipe_problems
 from regretless.runs.stages import Listing
 from regretless.runs.stages.rounds import _Round
 from regretless.runs.stages.stage import PAIRS, Run
+from regretless.sampling import transformers_engine
 from regretless.workflow.run_folder import RunFolder
 from regretless.workflow.stage_folder import StageFolder
 from rounds_runs import rounds_recipe
@@ -42,7 +46,9 @@ LORA = {"lora": {"r": 4, "dropout": 0.0}, "max_steps": 2}
 def three(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a finished run of three rounds, to be read only."""
     folder = tmp_path_factory.mktemp("rounds") / "run"
-    run_recipe(rounds_recipe(folder, finished, SHARE, **LORA))
+    with patch.object(load, "_pretrained_model", wraps=load._pretrained_model) as reads:
+        run_recipe(rounds_recipe(folder, finished, SHARE, **LORA))
+    assert reads.call_count == 1, "sampling, training, its reference and measures of all rounds share the base"
     return folder
 
 
@@ -85,11 +91,48 @@ def test_rounds_when_run_then_what_samples_is_what_the_round_before_trained_and_
         *[(1, "dpo", False), (2, "dpo", True), (3, "dpo", True)]
     ]
     assert [row["kl_to_start"]["value"] == 0 for row in rows_of_table] == [True, False, False]
-    assert all(0 < row["effective_share"] <= 1 for row in rows_of_table)
+    assert all(0 < row["effective_share"] <= 1 and 0 <= row["mismatch"] < 1e-4 for row in rows_of_table)
     # Results name problems that stand in any of these files.
     run = Run.of(rounds_recipe(three, finished, SHARE, **LORA), RunFolder(three))
     written = {path for path in three.rglob("pairs.parquet") if path.parent.name == "pair"}
     assert set(run.all_of(PAIRS, "evaluate")) == written and len(written) == 3
+
+
+@pytest.mark.parametrize("stale", [None, "{run}/rounds/1/train/dpo"], ids=["no adapter", "the adapter before"])
+def test_rounds_when_another_model_samples_than_the_one_just_trained_then_they_end(
+    stale: str | None, again: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(again / "rounds/3")
+    adapter = stale and stale.replace("{run}", str(again))
+    plain = transformers_engine.load_model
+    monkeypatch.setattr(
+        transformers_engine, "load_model", lambda config: plain(config.model_copy(update={"adapter": adapter}))
+    )
+    with pytest.raises(DataError, match=r"rounds/3/dpo/sample, and the same command samples again") as error:
+        ran(again, finished, SHARE)
+    assert "rounds/2/dpo/train/dpo, which should have written them" in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("training", "start"),
+    [(LORA, "previous"), (LORA, "model"), ({"max_steps": 2}, "previous")],
+    ids=["adapter", "new adapters", "all weights"],
+)
+def test_rounds_when_no_model_stays_loaded_then_all_files_are_equal(
+    training: dict[str, Any], start: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(name: str) -> tuple[dict[str, Any], int]:
+        rounds = {"count": 2, "prompts": 10, "start": start}
+        with patch.object(load, "_pretrained_model", wraps=load._pretrained_model) as reads:
+            run_recipe(rounds_recipe(tmp_path / "run", finished, rounds, **training))
+        shutil.move(tmp_path / "run", tmp_path / name)
+        return contents(tmp_path / name), reads.call_count
+
+    shared, few = made("shared")
+    monkeypatch.setattr("regretless.runs.stages.rounds._models_stay", lambda run: False)
+    apart, many = made("apart")
+    assert differences(shared, apart) == [] and few < many and (few == 1 or "lora" not in training), (few, many)
 
 
 def ran(folder: Path, made: Path, rounds: dict[str, Any], killed: Callable[[], None] | None = None) -> list[str]:

@@ -51,12 +51,14 @@ class Rounds(Stage["RoundsConfig"]):
         """The prompts of all rounds, the first round's responses and pairs, and the chain of each method."""
         if not _can_repeat(run.recipe):
             raise ConfigError(f"{self.name}: expected the sections sample, train and model")
+        stay = _models_stay(run)
         if config.prompts != "all":
             yield [self._prompts(config, run, number) for number in range(1, config.count + 1)]
-        yield from self._until_pairs(run, _Round(config, run.recipe, 1, ""))
+        for units in self._until_pairs(run, _Round(config, run.recipe, 1, "")):
+            yield [replace(unit, models_stay=stay) for unit in units]
         for method in _methods(run.recipe):
             for units in self._chain(config, run, method):
-                yield [replace(unit, group=method) for unit in units]
+                yield [replace(unit, group=method, models_stay=stay) for unit in units]
 
     def _chain(self, config: RoundsConfig, run: Run, method: str) -> Iterator[Sequence[Unit]]:
         """The rounds of one method, and its result: from the first round's training on."""
@@ -115,7 +117,8 @@ class Rounds(Stage["RoundsConfig"]):
     def _measure(self, config: RoundsConfig, run: Run, now: _Round) -> Unit:
         responses = Path(now.run(run).latest(RESPONSES, "pair"))
         drawn = {"most": config.measured, "seed": now.seed(config.seed)}
-        models = {"start": None if now.number == 1 else run.model, "trained": now.trained()}
+        start = None if now.number == 1 else run.model
+        models = {"writer": now.writer(), "start": start, "trained": now.trained()}
         task = {"work": "regretless.rounds.measure", "responses": responses, **models, **drawn}
         settings = {**drawn, **{name: model and dump(model) for name, model in models.items()}}
         inputs, need = {"responses": responses, "trained": run.path(now.training)}, Need(MEASURE, gpus=1)
@@ -326,6 +329,16 @@ class _Round:
 def _can_repeat(recipe: Recipe) -> bool:
     """True if a recipe has what rounds are made of; one that is only checked further may lack it."""
     return None not in (recipe.sample, recipe.train, recipe.model)
+
+
+def _models_stay(run: Run) -> bool:
+    """True if the units of a round run in one process, and no engine needs the whole device beside its models."""
+    sections = [section for section in (run.recipe.sample, run.recipe.rollout) if section is not None]
+    engines = {section.engine for section in sections}
+    train = run.recipe.train
+    assert train is not None
+    alone = run.cluster is None and all(train.process_count(name) == 1 for name in train.objectives)
+    return alone and engines <= {"transformers"}
 
 
 def _methods(recipe: Recipe) -> list[str]:

@@ -315,6 +315,10 @@ def stages_of(recipe: Recipe) -> list[str]:
 def do_units(folder: RunFolder, units: Sequence[Unit], session: Session) -> None:
     """Do a group of units, but for those that are done (`RunFolder.do_together`)."""
     named = {unit.name: unit for unit in units}
+    if any(unit.models_stay for unit in units):
+        from regretless.modeling.kept_models import models_stay_loaded
+
+        session.get(models_stay_loaded, models_stay_loaded)
 
     def work(todo: Mapping[str, Path]) -> list[dict[str, Any]]:
         return STAGES[units[0].stage].run([named[name] for name in todo], list(todo.values()), session)
