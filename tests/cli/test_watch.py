@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from regretless.cli.watch import look, sparks, watch_training
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.training.log import LOG_FILE, TrainingLog, read
+from regretless.workflow.run_folder import LOCK, PROGRESS
 from tiny_model import save_tiny_model
 
 
@@ -102,7 +104,7 @@ def test_watch_when_training_is_killed_then_it_ends_with_an_error_that_says_wher
 
 
 def test_watch_when_nothing_trains_then_the_error_says_what_was_expected(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no training here; expected training.log in it, or in train/<name>"):
+    with pytest.raises(DataError, match=r"here, and no run at work; expected training.log in it, or in train/<name>"):
         watch_training(tmp_path, once=True)
 
 
@@ -191,3 +193,46 @@ def test_watch_when_steps_are_done_and_the_model_is_not_written_then_it_is_savin
 def test_look_when_runs_are_made_of_runs_then_their_trainings_are_shown(tmp_path: Path, place: str) -> None:
     event(tmp_path / place, START)
     assert look(tmp_path).current == place
+
+
+def test_watch_when_other_stages_are_at_work_then_their_bars_are_shown_until_the_run_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "verify: 40 of 200 rows (20%), 4 rows/s, 0:00:40 left"
+    watched = Console(file=io.StringIO(), width=120)
+    (tmp_path / LOCK).write_text("process 1 on here, since 10:00:00")
+    alive = [True]
+    monkeypatch.setattr("regretless.cli.watch.is_alive_there", lambda host, process: alive[0])
+    assert (look(tmp_path).is_over, look(tmp_path).bars) == (False, [])
+    write_json(tmp_path / PROGRESS, [line])
+    assert frame(tmp_path).splitlines() == [str(tmp_path), line]
+    monkeypatch.setattr(time, "sleep", lambda _: alive.clear() or alive.append(False))
+    watch_training(tmp_path, once=False, console=watched)
+    assert watched.file.getvalue().splitlines() == [line], "once a minute, and nothing of a run that is gone"
+    (tmp_path / "recipe.yaml").write_text("train: {objective: [dpo]}\n")
+    alive[0] = True
+    with pytest.raises(RegretlessError, match="interrupted before train/dpo"):
+        watch_training(tmp_path, once=False, console=watched)
+
+
+@pytest.mark.slow
+def test_watch_when_a_run_samples_then_responses_speed_and_time_left_are_shown(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model")
+    write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": f"Tom has {n} apples.", "answer": "1"} for n in range(400)])
+    sample = {"n": 8, "batch_size": 4, "max_new_tokens": 32, "prompts": {"dataset": "prompts.jsonl"}}
+    recipe = {"name": "x", "output_dir": "out", "sample": {**sample, "models": [{"name_or_path": "model"}]}}
+    write_json(tmp_path / "recipe.yaml", recipe)  # YAML, too
+    command = [sys.executable, "-m", "regretless", "run", "recipe.yaml"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 600
+        while not (tmp_path / "out" / PROGRESS).is_file() or "left" not in frame(tmp_path / "out"):
+            assert process.poll() is None and time.monotonic() < deadline, process.stderr and process.stderr.read()
+            time.sleep(0.1)
+        text = frame(tmp_path / "out")
+        assert re.search(r"sample: [\d,]+ of 3,200 responses \(\d+%\), .+ tokens/s, [\d:]+ left", text), text
+    finally:
+        process.kill()
+        process.communicate()
+    with pytest.raises(DataError, match="no run at work"):
+        frame(tmp_path / "out")

@@ -8,10 +8,12 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from regretless.core import progress
+from regretless.core.files import read_json
 from regretless.core.progress import BarState, Pace, SharedBars, bar
 from regretless.core.terminal import console
 
@@ -141,3 +143,30 @@ def test_bars_of_several_processes_when_on_a_terminal_then_those_at_work_stay_be
         during = stream.getvalue()
     assert during.rindex("pretrain/one: train sft") > during.rindex("said while it runs")
     assert "\x1b[?25h" in stream.getvalue(), "the cursor is shown again"
+
+
+def test_bars_when_written_to_a_file_then_it_has_those_at_work_but_trainings_and_is_gone_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "BETWEEN_WRITES", 0.01)
+    file = tmp_path / "progress.json"
+    file.write_text("of a process that was killed")
+
+    def written() -> object:
+        deadline = time.monotonic() + 60
+        while not file.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return read_json(file)
+
+    with progress.written_to(file), progress.written_to(tmp_path / "another.json"):
+        assert not file.exists()
+        with bar("verify", 200, 40):
+            assert written() == ["verify: 40 of 200 rows (20%)"]
+        assert not file.exists()
+        with SharedBars() as bars:
+            bars.show("repo", BarState(0, "train", 60, 5, unit="steps"))
+            bars.show("dpo", BarState(0, "tokenize", 60, 5))
+            assert written() == ["dpo: tokenize: 5 of 60 rows (8%)"]
+    with bar("verify", 200, 40):
+        time.sleep(0.05)
+        assert not list(tmp_path.iterdir())

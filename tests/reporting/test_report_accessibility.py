@@ -116,6 +116,23 @@ def test_values_of_a_table_when_reasons_are_long_then_they_are_in_view(
     assert len(ends) > 5 and max(ends) <= width
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 800, 1280])
+def test_texts_of_charts_when_the_window_is_narrow_or_wide_then_they_are_read_and_smaller_than_headings(
+    browser: Browser, page: str, axe: str, width: int
+) -> None:
+    open_page(browser, page, axe, width, "light")
+    font, scale = (
+        "parseFloat(getComputedStyle(text).fontSize)",
+        "Math.hypot(text.getScreenCTM().a, text.getScreenCTM().b)",
+    )
+    sizes = browser.execute_script(
+        f"return [...document.querySelectorAll('figure svg text:not(.tip *)')].map(text => {font} * {scale})"
+    )
+    headings = browser.execute_script(f"return [...document.querySelectorAll('h3, figcaption')].map(text => {font})")
+    assert len(sizes) > 50 and min(sizes) >= 10 and max(sizes) <= min(headings)
+
+
 PLANTED: dict[str, tuple[str, str]] = {
     "text too pale": ("color-contrast", "document.documentElement.style.setProperty('--muted', '#b0b0b0')"),
     "chart text too pale": ("svg-contrast", "document.documentElement.style.setProperty('--muted', '#b0b0b0')"),

@@ -9,7 +9,7 @@ import pytest
 
 from made_runs import BENCHMARK, add_harness, made_run, rate
 from regretless.core.errors import ConfigError, DataError
-from regretless.core.files import write_text
+from regretless.core.files import read_json, write_json, write_text
 from regretless.runs import stage_record
 from regretless.studies.compared_runs import Run
 from regretless.studies.observations import observe
@@ -109,6 +109,15 @@ def test_problems_that_differ_when_compared_then_they_are_refused_with_counts(tm
     assert "0 only in the first, 1 only in the second, 0 with other text" in refusal(run, more)
     other = made_run(tmp_path / "c", VERDICTS, train={"seed": 1}, problem="What is {number} + 2?")
     assert "0 only in the first, 0 only in the second, 4 with other text or gold answer" in refusal(run, other)
+
+
+def test_answers_that_are_empty_when_compared_then_a_note_counts_those_of_all_passes(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "a", VERDICTS, sampled={label: {41: [1, 1, 0, 0]} for label in VERDICTS})
+    assert observe([Run(run)]).notes == ()
+    for folder, empty in ((BENCHMARK, 2), (f"{BENCHMARK}/seed-41", 1)):
+        file = run / "evaluate" / "dpo" / folder / "result.json"
+        write_json(file, {**read_json(file), "empty": empty})
+    assert observe([Run(run)]).notes == (f"{run} (dpo): {BENCHMARK}: answers that are empty: 3",)
 
 
 def test_worlds_of_other_data_seeds_when_compared_then_each_has_its_own_problems(tmp_path: Path) -> None:

@@ -393,10 +393,10 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two updates.")] = 1.0,
 ) -> None:
-    """Watch the training in a run folder until it ends: loss, margins, saturation, speed, time left."""
+    """Watch a run until it ends: loss, margins and saturation of trainings; speed and time left of every stage."""
     from regretless.cli.watch import watch_training
 
-    with interrupt.saying("stopped watching; training continues"):
+    with interrupt.saying("stopped watching; the run continues"):
         watch_training(run_dir, once=once, every=every)
 
 

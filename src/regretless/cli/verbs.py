@@ -47,7 +47,7 @@ from regretless.studies.runner import Failure, finished, run_study
 from regretless.studies.search import Choice, search_settings, trials_of
 from regretless.studies.search_problems import check_apart
 from regretless.studies.study import Study, load_study
-from regretless.workflow.run_folder import LOCK, RECIPE, RunFolder, lock_beside
+from regretless.workflow.run_folder import LOCK, PROGRESS, RECIPE, RunFolder, lock_beside
 from regretless.workflow.stage_folder import CACHE, MANIFEST, StageFolder, check_ours
 
 quiet_libraries()
@@ -313,8 +313,8 @@ def _to_file(name: str, recipe: Recipe, output: Path) -> RunFolder:
     An interruption leaves the work folder, so that the same command resumes; otherwise the folder is deleted.
     """
     folder, made = RunFolder(recipe.run_dir), STAGES[name].result
-    cache = f"{name}{CACHE}"
-    if folder.path.is_dir() and (others := {path.name for path in folder.path.iterdir()} - {LOCK, name, cache}):
+    ours = {LOCK, PROGRESS, name, f"{name}{CACHE}"}
+    if folder.path.is_dir() and (others := {path.name for path in folder.path.iterdir()} - ours):
         raise ConfigError(f"{folder.path}: not made by regretless ({min(others)} is there); move it away")
     if (rows := refused_rows(output)).exists() and not _has_refused_rows(rows):
         raise ConfigError(f"{rows}: skipped rows are written there, and it holds something else; move it away")

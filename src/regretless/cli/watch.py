@@ -1,8 +1,9 @@
-"""A live view of the training in a run folder, from the log that training writes."""
+"""A live view of a run: its trainings from the logs that they write, other stages from what their bars say."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +21,12 @@ from rich.text import Text
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.files import read_json
 from regretless.core.paths import refuse_urls
+from regretless.core.progress import BETWEEN_LINES
 from regretless.core.terminal import FoldingTable, terminal
 from regretless.core.yaml_settings import read_yaml
 from regretless.training.log import LOG_FILE, TrainingLog, is_alive_there, read
 from regretless.training.methods import DEFAULT_METHOD, methods_of
-from regretless.workflow.run_folder import LOCK, OWNER
+from regretless.workflow.run_folder import LOCK, OWNER, PROGRESS
 from regretless.workflow.stage_folder import MANIFEST, PENDING
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -64,6 +66,8 @@ class Trainings:
     """True if the process that runs the recipe is alive."""
     saving: Sequence[str] = ()
     """Trainings whose steps are done, and whose process has not written the model yet."""
+    bars: Sequence[str] = ()
+    """How far the run's other stages are: a line about each bar."""
 
     def state(self, name: str) -> str:
         """What a training does, in a word."""
@@ -83,28 +87,32 @@ class Trainings:
 
     @property
     def is_over(self) -> bool:
-        """True if every requested training has ended, and its model is there."""
-        return not self.to_come and not self.saving and not any(log.state == "running" for log in self.logs.values())
+        """True if the run has ended, and each of its trainings with its model."""
+        at_work = self.run_is_alive or self.saving or any(log.state == "running" for log in self.logs.values())
+        return not self.to_come and not at_work
 
 
 def watch_training(folder: Path, *, once: bool, every: float = 1.0, console: Console | None = None) -> None:
-    """Show the training in a run folder (or in training's own output folder) until it ends; with `once`, one frame.
+    """Show what is at work in a run folder (or in training's own output folder) until it ends; `once`: one frame.
 
-    An output that is no terminal gets a line for each line of the log. every: seconds between two updates.
-    Raises DataError if the folder has no training, RegretlessError if training was interrupted.
+    An output that is no terminal gets a line for each line of a training's log, and every minute one about each other
+    bar. every: seconds between two updates. Raises DataError if the folder has neither a training nor a run at work,
+    RegretlessError if it was interrupted.
     """
     refuse_urls({"RUN_DIR": folder})
     console = console or terminal()
     trainings = look(folder)
-    if trainings.current is None and not (trainings.to_come and trainings.run_is_alive):
+    if trainings.current is None and not trainings.run_is_alive:
         raise DataError(
-            f"{folder}: no training here; expected {LOG_FILE} in it, or in train/<name> or pretrain/<name> below it, "
-            "as `regretless run`, `regretless train` and PreferenceTrainer write it once training begins"
+            f"{folder}: no training here, and no run at work; expected {LOG_FILE} in it, or in train/<name> or "
+            "pretrain/<name> below it, as `regretless run`, `regretless train` and PreferenceTrainer write it once "
+            "training begins"
         )
     if once:
         console.print(frame(folder, trainings))
         return
     said: Counter[str] = Counter()
+    told = -BETWEEN_LINES
     live = Live(console=console, auto_refresh=False)
     with live if console.is_terminal else contextlib.nullcontext():
         while True:
@@ -115,6 +123,10 @@ def watch_training(folder: Path, *, once: bool, every: float = 1.0, console: Con
                 for text in lines[said[name] :]:
                     console.print(text, soft_wrap=True, highlight=False)
                 said[name] = len(lines)
+            if not console.is_terminal and trainings.bars and time.monotonic() - told >= BETWEEN_LINES:
+                told = time.monotonic()
+                for text in trainings.bars:
+                    console.print(text, soft_wrap=True, highlight=False)
             _check(folder, trainings)
             if trainings.is_over:
                 return
@@ -155,7 +167,11 @@ def look(folder: Path) -> Trainings:
         for name in ended
         if (folder / name / PENDING).is_file() and is_alive_there(logs[name].start["host"], logs[name].start["process"])
     ]
-    return Trainings(logs, to_come, _run_is_alive(folder), sorted(saving))
+    is_alive, bars = _run_is_alive(folder), []
+    if is_alive:
+        with contextlib.suppress(FileNotFoundError):  # between two bars
+            bars = json.loads((folder / PROGRESS).read_bytes())
+    return Trainings(logs, to_come, is_alive, sorted(saving), bars)
 
 
 def _asked_for(folder: Path) -> Iterator[str]:
@@ -186,8 +202,12 @@ def _run_is_alive(folder: Path) -> bool:
 
 def _check(folder: Path, trainings: Trainings) -> None:
     """Raise RegretlessError if training stopped before its end and nothing is running."""
+    if trainings.run_is_alive:
+        return
     name = trainings.current
-    if name is None or trainings.run_is_alive:
+    if name is None:
+        if trainings.to_come:
+            raise RegretlessError(_interrupted(folder, trainings))
         return
     log = trainings.logs[name]
     path, reached = folder / name, f"step {log.step} of {log.steps}"
@@ -199,9 +219,11 @@ def _check(folder: Path, trainings: Trainings) -> None:
             "command that started it resumes from its last checkpoint"
         )
     if log.state == "ended" and trainings.to_come:
-        raise RegretlessError(
-            f"{folder}: the run was interrupted before {', '.join(trainings.to_come)}; the same command resumes it"
-        )
+        raise RegretlessError(_interrupted(folder, trainings))
+
+
+def _interrupted(folder: Path, trainings: Trainings) -> str:
+    return f"{folder}: the run was interrupted before {', '.join(trainings.to_come)}; the same command resumes it"
 
 
 def frame(folder: Path, trainings: Trainings) -> RenderableType:
@@ -215,7 +237,8 @@ def frame(folder: Path, trainings: Trainings) -> RenderableType:
         bar.add_row(ProgressBar(log.steps, log.step, width=40), _clock(log))
         title = ((folder / name).as_posix(), "bold"), f"  {log.start['objective']}  {trainings.state(name)}"
         parts += [Text.assemble(*title), bar, _measures(log)]
-    return Group(*parts, *([Text(f"to come: {', '.join(waiting)}", style="dim")] if waiting or not shown else []))
+    parts += [Text(line) for line in trainings.bars]
+    return Group(*parts, *([Text(f"to come: {', '.join(waiting)}", style="dim")] if waiting else []))
 
 
 def _clock(log: TrainingLog) -> Text:

@@ -7,9 +7,10 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from rich.progress import (
@@ -24,6 +25,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from regretless.core.files import write_json
 from regretless.core.terminal import console
 
 Note = Callable[[], str]
@@ -31,6 +33,10 @@ BETWEEN = 0.1
 """Least time between two messages about a bar that is sent, in seconds."""
 BETWEEN_LINES = 60.0
 """Seconds between two lines about a bar where no terminal shows it."""
+BETWEEN_WRITES = 1.0
+"""Seconds between two writes of these lines to a file (`written_to`)."""
+STEPS = "steps"
+"""Unit of the bars of training."""
 BETWEEN_MOMENTS, WINDOW = 5.0, 600.0
 """Seconds between the moments that a bar's speed is computed from, and how far they go back."""
 
@@ -142,28 +148,64 @@ def _progress(*, is_kept: bool) -> Progress:
     )
 
 
-class _Lines:
-    """Within the block, every minute a line about each bar that is at work, where no terminal draws bars."""
+_file: Path | None = None
 
-    def __init__(self, lines: Callable[[], Iterable[str]]) -> None:
-        self._lines = lines
+
+@contextlib.contextmanager
+def written_to(file: Path) -> Iterator[None]:
+    """For the block, `file` has a line about each bar at work but those of training, which has a log; none, no file.
+
+    It is JSON, a list of texts, for other processes to read. A block inside this one changes nothing.
+    """
+    global _file  # noqa: PLW0603 a property of the process
+    if _file is not None:
+        yield
+        return
+    file.unlink(missing_ok=True)  # of a process that was killed
+    _file = file
+    try:
+        yield
+    finally:
+        _file = None
+
+
+class _Lines:
+    """Within the block, a line about each bar at work: every minute, where no terminal draws bars, and in the file."""
+
+    def __init__(self, bars: Callable[[], Mapping[str, Pace]]) -> None:
+        self._bars = bars
+        self._file = _file
+        prints = not (console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal))
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._print, daemon=True)
+        self._threads = [
+            threading.Thread(target=work, daemon=True)
+            for work, is_asked in ((self._print, prints), (self._write, self._file is not None))
+            if is_asked
+        ]
 
     def __enter__(self) -> Self:
-        if not (console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)):
-            self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
 
     def _print(self) -> None:
         while not self._over.wait(BETWEEN_LINES):
-            for line in self._lines():
-                console.print(line, soft_wrap=True)
+            for name, pace in self._bars().items():
+                console.print(pace.line(name), soft_wrap=True)
+
+    def _write(self) -> None:
+        assert self._file is not None
+        while not self._over.wait(BETWEEN_WRITES):
+            lines = [pace.line(name) for name, pace in self._bars().items() if pace.state.unit != STEPS]
+            with contextlib.suppress(OSError):  # a full disk stops no work that does not need it
+                write_json(self._file, lines) if lines else self._file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -192,7 +234,7 @@ def bar(
 @contextlib.contextmanager
 def _drawn(state: BarState) -> Iterator[Callable[[BarState], None]]:
     pace = Pace(state)
-    with _progress(is_kept=True) as progress, _Lines(lambda: [pace.line(state.description)]):
+    with _progress(is_kept=True) as progress, _Lines(lambda: {state.description: pace}):
         task = progress.add_task(state.description, total=state.total, completed=state.done, pace=pace)
 
         def show(moved: BarState) -> None:
@@ -241,7 +283,7 @@ class SharedBars:
         # In a notebook nothing can be printed above a bar.
         self._progress = _progress(is_kept=console.is_jupyter)
         self._tasks: dict[tuple[str, int], tuple[TaskID, Pace]] = {}
-        self._lines = _Lines(self._texts)
+        self._lines = _Lines(self._paces)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -277,8 +319,8 @@ class SharedBars:
         for key in [key for key in self._tasks if process in (None, key[0])]:
             self._leave(key)
 
-    def _texts(self) -> list[str]:
-        return [pace.line(f"{process}: {pace.state.description}") for (process, _), (_, pace) in [*self._tasks.items()]]
+    def _paces(self) -> dict[str, Pace]:
+        return {f"{process}: {pace.state.description}": pace for (process, _), (_, pace) in [*self._tasks.items()]}
 
     def _leave(self, key: tuple[str, int]) -> None:
         number, _ = self._tasks.pop(key)

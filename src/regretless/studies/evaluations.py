@@ -63,6 +63,9 @@ class Observation:
 class Evaluation(ABC):
     """One model's finished evaluation on one benchmark."""
 
+    empty = 0
+    """Answers without a text, of all passes."""
+
     def __init__(self, run: RunToCompare, label: str, benchmark: str, folder: str | None = None) -> None:
         self.run, self.label, self.benchmark = run, label, benchmark
         self.root = run.path / "evaluate"
@@ -95,6 +98,7 @@ class GoldEvaluation(Evaluation):
         super().__init__(run, label, benchmark)
         self.result = read_json(self.path / "result.json")
         self.passes = {seed: read_json(self.path / f"seed-{seed}" / "result.json") for seed in run.decoding_seeds}
+        self.empty = sum(result.get("empty", 0) for result in (self.result, *self.passes.values()))
 
     @cached_property
     def conditions(self) -> Conditions:
@@ -124,6 +128,7 @@ class ChatEvaluation(Evaluation):
     def __init__(self, run: RunToCompare, label: str, benchmark: str) -> None:
         super().__init__(run, label, benchmark)
         self.result = read_json(self.path / RESULT)
+        self.empty = self.result.get("empty", 0)
 
     @cached_property
     def conditions(self) -> Conditions:

@@ -64,6 +64,9 @@ def observe(runs: Sequence[Run]) -> Observed:
         observations = tuple(observations_of(evaluated))
         settings = differing(named)
         notes += [f"{run.path}: {note}" for run in named for note in run.contaminated]
+        notes += [
+            f"{one.where}: {one.benchmark}: answers that are empty: {one.empty}" for one in evaluated if one.empty
+        ]
     except UNREADABLE as error:
         raise DataError(
             f"{COMPARE}: a file of an evaluation has unexpected content ({type(error).__name__}: {error}); evaluate "

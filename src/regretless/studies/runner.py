@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from regretless.core import progress
 from regretless.core.errors import RegretlessError
 from regretless.core.files import fingerprint
 from regretless.core.terminal import console
@@ -25,7 +26,7 @@ from regretless.studies.job import LOG, Job, run_job
 from regretless.studies.study import Cell, Study
 from regretless.training.processes import visible_gpus
 from regretless.workflow.children import Children, Ended
-from regretless.workflow.run_folder import LOCK, RunFolder, lock
+from regretless.workflow.run_folder import LOCK, PROGRESS, RunFolder, lock
 
 _MAKES_RESPONSES = [stage.result == RESPONSES for stage in STAGES.values()].index(True)
 SOURCES = ("seed", *list(STAGES)[: _MAKES_RESPONSES + 1])
@@ -66,6 +67,7 @@ def _locked(study: Study, recipes: Sequence[Recipe]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         # First: the run folders are in it.
         stack.enter_context(lock(study.folder / LOCK, study.folder))
+        stack.enter_context(progress.written_to(study.folder / PROGRESS))
         for recipe in recipes:
             stack.enter_context(RunFolder(recipe.run_dir).locked())
         yield

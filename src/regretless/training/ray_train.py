@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json, write_json
-from regretless.core.progress import Advance, bar
+from regretless.core.progress import STEPS, Advance, bar
 from regretless.core.ranks import is_first_process
 from regretless.core.secrets import Secret, revealed
 from regretless.core.terminal import print_note
@@ -122,7 +122,7 @@ def _report(training: concurrent.futures.Future[Any], folder: Path, file: Path) 
             if number and (progress := log.read(file)) is not None:
                 if advance is None:
                     name = f"train {progress.start['objective']}"
-                    advance = stack.enter_context(bar(name, progress.steps, unit="steps"))
+                    advance = stack.enter_context(bar(name, progress.steps, unit=STEPS))
                 advance(progress.step - done)
                 done = progress.step
             if ended:

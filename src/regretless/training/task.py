@@ -25,7 +25,7 @@ from transformers import (
 
 from regretless.core.errors import ConfigError, DataError, NonFiniteLossError, RegretlessError, reject
 from regretless.core.files import atomic_path, write_jsonl
-from regretless.core.progress import bar
+from regretless.core.progress import STEPS, bar
 from regretless.core.ranks import processes
 from regretless.core.terminal import console, print_note
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, weights_of
@@ -359,7 +359,7 @@ class _ProgressBar(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.is_world_process_zero:
-            self._context = bar(self.description, state.max_steps, done=state.global_step, unit="steps")
+            self._context = bar(self.description, state.max_steps, done=state.global_step, unit=STEPS)
             self._advance = self._context.__enter__()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Any, TextIO, TypeVar
 
 import xxhash
 
-from regretless.core import interrupt
+from regretless.core import interrupt, progress
 from regretless.core.errors import ConfigError, DataError, RegretlessError, storage_error
 from regretless.core.files import LEFTOVER, fingerprint, path_fingerprint
 from regretless.core.paths import NamedPath, is_model
@@ -47,6 +47,8 @@ RUN = "{run}"
 BASE = "base"
 """Label of the model before preference training."""
 LOCK = ".lock"
+PROGRESS = ".progress.json"
+"""How far the bars of a folder's run are, while there are some (`progress.written_to`)."""
 RECIPE = "recipe.yaml"
 MODEL_SUFFIXES = {".safetensors", ".bin", ".json", ".jinja", ".model", ".txt", ".py"}
 MORE_TEMPLATES = "additional_chat_templates/*.jinja"
@@ -376,7 +378,7 @@ class RunFolder:
         if not is_first_process():
             yield
             return
-        with _inside(self.path), lock(self.path / LOCK, self.path):
+        with _inside(self.path), lock(self.path / LOCK, self.path), progress.written_to(self.path / PROGRESS):
             self._clear()
             yield
 
