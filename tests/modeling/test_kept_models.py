@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
 from regretless.core.errors import RegretlessError
-from regretless.modeling import load
+from regretless.modeling import load, model_check
 from regretless.modeling.kept_models import models_stay_loaded
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.training.constructor import turn_off_dropout
@@ -104,6 +105,25 @@ def test_adapter_when_it_trains_biases_of_the_base_then_these_are_its_own(
                 if weight.requires_grad:
                     weight.add_(1)
         assert torch.equal(load_model(folders[0])(IDS).logits, expected)
+
+
+def test_copies_when_they_have_the_same_layers_then_one_check_is_for_all(
+    folders: list[ModelConfig], tmp_path: Path
+) -> None:
+    for rank in (2, 3):
+        adapted = get_peft_model(load_model(folders[0]), LoraConfig(r=rank, target_modules=["q_proj"]))
+        adapted.save_pretrained(tmp_path / str(rank))
+
+    def checks(rank: int | None, base: ModelConfig = folders[0]) -> int:
+        adapter = None if rank is None else str(tmp_path / str(rank))
+        with patch.object(model_check.ModelCheck, "run") as run:
+            model_check.check_grouped(load_model(base.model_copy(update={"adapter": adapter})), 8)
+        return run.call_count
+
+    asked = [(None,), (2,), (2,), (3,), (3,), (None,), (None, folders[1]), (2, folders[1])]
+    with models_stay_loaded():
+        assert [checks(*of) for of in asked] == [1, 1, 0, 1, 0, 0, 1, 1]  # type: ignore[arg-type]
+    assert [checks(2), checks(2)] == [1, 1], "outside of the block, each model is another one"
 
 
 @pytest.mark.parametrize("write", [lambda weight: weight.data.add_(1), lambda weight: weight.detach().zero_()])

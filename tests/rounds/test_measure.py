@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from regretless.data.columns import Response, Verdict
 from regretless.rounds.measure import kl, of_responses, of_training, reason_to_stop
-from regretless.rounds.round_settings import StopConfig, seed_of
+from regretless.rounds.round_settings import RoundsConfig, StopConfig, seed_of
 
 
 def response(prompt: str, verdict: Verdict, logps: list[float], sampled: list[float] | None = None) -> Response:
@@ -66,6 +67,39 @@ def test_rounds_when_a_bound_is_exceeded_then_they_end_with_the_reason(
     ]
     assert reason_to_stop(StopConfig(**stop), measures[:1]) is None
     assert reason_to_stop(StopConfig(**stop), measures) == said
+
+
+def interval(value: float, low: float | None, high: float | None) -> dict[str, float | None]:
+    return {"value": value, "low": low, "high": high}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "low"),
+    [
+        # The gain minus the root of the squares of 0.03 and 0.04.
+        (interval(0.4, 0.3, 0.44), interval(0.46, 0.43, 0.6), None),
+        (interval(0.4, 0.3, 0.44), interval(0.44, 0.41, 0.6), "-0.01)"),
+        (interval(0.4, 0.3, 0.44), interval(0.3, 0.27, 0.4), "-0.15)"),
+        (interval(0.4, None, None), interval(0.9, 0.8, 1.0), "-inf)"),
+    ],
+    ids=["gain", "may be none", "loss", "one prompt"],
+)
+@pytest.mark.parametrize("name", ["pass_at_1", "score"])
+def test_rounds_when_the_gain_may_be_none_then_they_end(
+    name: str, old: dict[str, Any], new: dict[str, Any], low: str | None
+) -> None:
+    rest = {"kl_to_start": {"value": 0.0}, "tokens": {"value": 10.0}}
+    measures = [{**rest, name: old}, {**rest, name: new}]
+    assert reason_to_stop(StopConfig(gain=True), measures[:1]) is None
+    assert reason_to_stop(StopConfig(), measures) is None and not StopConfig().bounds
+    said = reason_to_stop(StopConfig(gain=True), measures)
+    assert said is None if low is None else str(said).endswith(f"(95 % interval from {low}"), said
+
+
+def test_stop_without_a_gain_when_prompts_were_trained_on_then_it_is_refused() -> None:
+    RoundsConfig(count=2, prompts=5, stop=StopConfig(gain=True))
+    with pytest.raises(ValueError, match=r"stop\.gain: with prompts=all"):
+        RoundsConfig(count=2, prompts="all", stop=StopConfig(gain=True))
 
 
 def test_seeds_when_rounds_differ_then_so_do_they_and_the_first_is_the_recipes() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regretless.core.errors import RegretlessError
+from regretless.core.files import fingerprint
 
 MOST = 2
 """Models that stay: in rounds the one that all begins with, and the latest."""
@@ -43,7 +45,9 @@ class KeptModels:
         for weight in model.parameters():
             shared[id(weight)] = same = nn.Parameter(weight.detach(), requires_grad=weight.requires_grad)
             vars(same).update(vars(weight))
-        return copy.deepcopy(model, shared)
+        made = copy.deepcopy(model, shared)
+        _originals[made] = model
+        return made
 
     def writing(self, key: str, load: Callable[[], PreTrainedModel]) -> PreTrainedModel:
         """The model itself, for somebody who trains its weights: it is kept no longer."""
@@ -57,6 +61,24 @@ def _with_first_numbers(model: PreTrainedModel) -> tuple[PreTrainedModel, list[T
 def _first_numbers(weight: Tensor) -> Tensor:
     # All numbers of a matrix change together: to compare some of them costs nothing.
     return weight.detach().flatten()[:COMPARED_NUMBERS]
+
+
+_originals: WeakKeyDictionary[PreTrainedModel, PreTrainedModel] = WeakKeyDictionary()
+"""The kept model of each copy."""
+
+
+def original_of(model: PreTrainedModel) -> tuple[PreTrainedModel, str]:
+    """The kept model that a model is a copy of, and a hash of the layers that the copy has by now; else itself and "".
+
+    Copies with equal hashes differ in numbers alone, those of their adapters.
+    """
+    if model not in _originals:
+        return model, ""
+    layers = [[name, type(module).__qualname__] for name, module in model.named_modules()]
+    weights = [
+        [name, list(weight.shape), str(weight.dtype), weight.requires_grad] for name, weight in model.named_parameters()
+    ]
+    return _originals[model], fingerprint([layers, weights])
 
 
 _kept: KeptModels | None = None

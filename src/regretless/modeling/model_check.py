@@ -28,6 +28,7 @@ from regretless.modeling.forward import (
     grouped,
     response_scores,
 )
+from regretless.modeling.kept_models import original_of
 from regretless.modeling.layout import Ids, Item, lay_out
 from regretless.modeling.output_layer import decoder_of, head_input_in_one_piece, head_of, replaced_forward
 from regretless.modeling.prefix_tree import SHARED_AT_LEAST
@@ -73,7 +74,8 @@ def check_grouped(model: nn.Module, longest: int | None = None) -> None:
     """Raise ConfigError unless shared-prefix rows compute what the model computes for each sequence by itself.
 
     model: where it will compute (device, type of weights, autocast, sharding). It is called through its wrappers, by
-    all processes where it is sharded; one that has passed there for such lengths is not checked again.
+    all processes where it is sharded; one that has passed there for such lengths is not checked again, nor is another
+    copy of a model that stays loaded, with the same layers.
     longest: tokens of the longest sequence to come, for windows that no sequence fills do not matter; None: as many as
     the model's context.
 
@@ -101,8 +103,9 @@ def check_grouped(model: nn.Module, longest: int | None = None) -> None:
 def run_check(model: nn.Module, longest: int | None, check: type[ModelCheck], passed: Passed, refusal: str) -> None:
     """Run a check unless the model has passed it there for such lengths; `refusal` begins the reason of an error."""
     inner = causal_model(model)
-    place, length = place_of(model, inner), longest_sequence(inner, longest)
-    lengths = passed.setdefault(inner, {})
+    original, layers = original_of(inner)
+    place, length = (*place_of(model, inner), layers), longest_sequence(inner, longest)
+    lengths = passed.setdefault(original, {})
     if lengths.get(place, -1) >= length:
         return
     training = {module: module.training for module in model.modules()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -172,7 +173,31 @@ def reason_to_stop(stop: StopConfig, measures: Sequence[Mapping[str, Any]]) -> s
             f"responses of round {len(measures)} have {length:.4g} tokens, above {stop.length:g} times the first "
             f"round's {first['tokens']['value']:.4g}"
         )
+    if stop.gain and len(measures) > 1:
+        return _no_gain(len(measures), *measures[-2:])
     return None
+
+
+def _no_gain(number: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Why a round's writer is not better than the one before, by responses to other prompts; None if it is.
+
+    The interval of the difference joins those of the two, which are independent (Newcombe, Statistics in Medicine 17,
+    1998, method 10). Without intervals, of fewer than two prompts, no gain is known.
+    """
+    name = next((name for name in ("pass_at_1", "score") if name in before and name in now), None)
+    if name is None:
+        return None
+    old, new = before[name], now[name]
+    gain, low = new["value"] - old["value"], -math.inf
+    if new["low"] is not None and old["high"] is not None:
+        low = gain - math.hypot(new["value"] - new["low"], old["high"] - old["value"])
+    if low > 0:
+        return None
+    label = {"pass_at_1": "Pass@1", "score": "the score"}[name]
+    return (
+        f"{label} of round {number}'s writer, {new['value']:.4g}, is not above the {old['value']:.4g} of the round "
+        f"before: the difference of {gain:.3g} may be 0 or less (95 % interval from {low:.3g})"
+    )
 
 
 def row(number: int, method: str, measured: Path, trained: Path, replay: Path) -> dict[str, Any]:

@@ -27,11 +27,15 @@ class StopConfig(Section):
     """Largest KL divergence of a round's writer to the recipe's model, in nats per response."""
     length: float | None = Field(default=None, gt=1)
     """Largest mean length of a round's responses, as a multiple of the first round's."""
+    gain: bool = False
+    """End where Pass@1 of a round's writer (a judge's score, without verdicts) is not above that of the round before:
+    where the 95 % interval of the difference covers 0. No prompt of the two has been trained on, so `prompts` may not
+    be `all`."""
 
     @property
     def bounds(self) -> dict[str, float]:
         """Those that are set."""
-        return self.model_dump(exclude_none=True)
+        return {name: value for name, value in self.model_dump(exclude_none=True).items() if value}
 
 
 class RoundsConfig(Section):
@@ -71,6 +75,15 @@ class RoundsConfig(Section):
     def _replay_has_a_reader(self) -> Self:
         if self.replay is not None and self.count == 1:
             raise ValueError("replay: one round has no earlier pairs; leave it out, or set a larger count")
+        return self
+
+    @model_validator(mode="after")
+    def _gain_on_other_prompts(self) -> Self:
+        if self.stop.gain and self.prompts == "all":
+            raise ValueError(
+                "stop.gain: with prompts=all, a round's prompts are those that the rounds before have trained on; set "
+                "prompts to disjoint or to a number"
+            )
         return self
 
     @model_validator(mode="after")
