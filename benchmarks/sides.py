@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,8 @@ from pairs import Pair
 
 PAIRS_PER_STEP = 16
 """Pairs of one optimizer step: four whole 2 × 2 queries."""
+LISTED = 20
+"""Most likely tokens that `estimator=topk` reads at each token."""
 What = Literal["speed", "batch", "profile"]
 KINDS = {
     "attention": ("scaled_dot_product",),
@@ -211,12 +214,17 @@ def _ours(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], option
     from regretless.data.tokenization import TokenizedPair, TokenizedSide
 
     objective = {"objective": "dpo", **options}
+
+    def written(ids: Sequence[int]) -> TokenizedSide:
+        top = _listed(len(ids), case.vocabulary) if "topk" in options.get("objective_kwargs", {}).values() else None
+        return TokenizedSide(tuple(ids), {"behavior": (-0.5,) * len(ids)}, top)
+
     pairs = [
         TokenizedPair(
             pair_id=str(number),
             prompt_ids=tuple(pair["prompt_ids"]),
-            chosen=TokenizedSide(tuple(pair["chosen_ids"]), {"behavior": (-0.5,) * len(pair["chosen_ids"])}),
-            rejected=TokenizedSide(tuple(pair["rejected_ids"]), {"behavior": (-0.5,) * len(pair["rejected_ids"])}),
+            chosen=written(pair["chosen_ids"]),
+            rejected=written(pair["rejected_ids"]),
             source=f"pairs:{number + 1}",
             kind="original",
         )
@@ -224,6 +232,17 @@ def _ours(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], option
     ]
     args = PreferenceConfig(per_device_train_batch_size=case.pairs_per_step, **(common | objective))
     return PreferenceTrainer(model, args=args, train_dataset=pairs, processing_class=tokenizer, peft_config=lora)
+
+
+def _listed(tokens: int, vocabulary: int) -> bytes:
+    """`LISTED` likely tokens at each of so many, spread over the vocabulary, with nine tenths of the probability."""
+    import numpy as np
+
+    from regretless.core.top_logps import packed
+
+    ids = np.random.default_rng(tokens).integers(vocabulary // LISTED, size=(tokens, LISTED))
+    ids += np.arange(LISTED) * (vocabulary // LISTED)
+    return packed(ids, np.full(ids.shape, np.log(0.9 / LISTED))).tobytes()
 
 
 def _trl(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], options: dict[str, Any], lora: Any) -> Any:

@@ -37,7 +37,7 @@ from pairs import (
     whole_queries,
     with_masked,
 )
-from sides import PAIRS_PER_STEP, QWEN3_1_7B, Case, measure
+from sides import LISTED, PAIRS_PER_STEP, QWEN3_1_7B, Case, measure
 from spread import spread
 
 from regretless.core.terminal import never_fail_to_print
@@ -102,7 +102,8 @@ def against_trl(case: Case, repeats: int, grid: Sequence[dict[str, Any]]) -> dic
 
 
 def among_ours(pairs: list[Pair], repeats: int) -> dict[str, Any]:
-    """Alternating repeats of DPO, RePO, TDPO, and DPO with as many masked pairs as original ones, on equal queries."""
+    """Alternating repeats of DPO, RePO by both estimators, TDPO, and DPO with as many masked pairs as original ones, on
+    equal queries."""
     plain = Case("ours", 8192, pairs)
     masked = Case("ours", 8192, with_masked(pairs, each=2))
     # As many queries a step with masked pairs as without, so that a step is the same work but for the masked pairs.
@@ -110,6 +111,7 @@ def among_ours(pairs: list[Pair], repeats: int) -> dict[str, Any]:
     sides = {
         "DPO": ("ours", plain, {}),
         "RePO": ("ours", plain, {"objective": "repo"}),
+        "RePO topk": ("ours", plain, {"objective": "repo", "objective_kwargs": {"estimator": "topk"}}),
         "TDPO": ("ours", plain, {"objective": "tdpo"}),
         "DPO + masked": ("ours", masked, {}),
     }
@@ -226,6 +228,8 @@ def markdown(results: dict[str, dict[str, Any]], cases: Sequence[Case]) -> str:
             "| ours | time of a step ÷ DPO's |",
             "|---|---|",
             f"| RePO | {ratio(runs, 'pairs_per_second', 'DPO', 'RePO')} |",
+            f"| RePO, `estimator=topk` at k = {LISTED} (÷ `sampled`) "
+            f"| {ratio(runs, 'pairs_per_second', 'RePO', 'RePO topk')} |",
             f"| TDPO | {ratio(runs, 'pairs_per_second', 'DPO', 'TDPO')} |",
             f"| masked pairs added, {result['masked_share']:.0%} of all pairs "
             f"| {ratio({'masked': per_query, 'plain': plain}, 'seconds', 'masked', 'plain')} |",
