@@ -177,9 +177,9 @@ KeysValues = list[tuple[Tensor, Tensor]]
 class RowCache:
     """Keys and values of rows: the token at position p of the row in slot r is at [r, :, p].
 
-    positions: most tokens of a row. Memory on a CPU: of each slot, those of the longest row it has had. On a GPU: those
-    of `slots` rows of the longest one's length, up to `GROWTH` positions more, and while it grows those of one layer
-    again.
+    positions: most tokens of a row. Memory on a CPU: that of the positions written, in the system's pages, at most all.
+    On a GPU: those of `slots` rows of the longest one's length, up to `GROWTH` positions more, and while it grows those
+    of one layer again.
     """
 
     def __init__(self, slots: int, positions: int) -> None:
