@@ -1,6 +1,7 @@
-"""Take the pictures of docs/gallery.md from a run's report.
+"""Take pictures of a run's report: those of docs/gallery.md, or some of them under another name.
 
     python docs/make_gallery.py runs/quickstart
+    python docs/make_gallery.py runs/gsm8k-small real-model results explorer
 
 Needs the development tools (selenium), chromium and chromedriver.
 """
@@ -47,14 +48,16 @@ PICTURES = (
 )
 
 
-def main(run_dir: Path) -> None:
-    """Write docs/figures/gallery-<name>.webp for each picture."""
+def main(run_dir: Path, prefix: str = "gallery", *names: str) -> None:
+    """Write docs/figures/<prefix>-<name>.webp for each picture, or for those of the given names."""
     with tempfile.TemporaryDirectory() as folder:
         run(ReportConfig(), run_dir, Path(folder))
         browser = _browser(Path(folder) / "profile")
         try:
             for picture in PICTURES:
-                path = FIGURES / f"gallery-{picture.name}.webp"
+                if names and picture.name not in names:
+                    continue
+                path = FIGURES / f"{prefix}-{picture.name}.webp"
                 path.write_bytes(_take(browser, (Path(folder) / "report.html").as_uri(), picture))
                 console.print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
         finally:
@@ -91,6 +94,9 @@ def _take(browser: webdriver.Chrome, address: str, picture: Picture) -> bytes:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python docs/make_gallery.py RUN, the folder of a finished run with evaluate and analyze")
-    main(Path(sys.argv[1]))
+    if len(sys.argv) < 2 or not {picture.name for picture in PICTURES}.issuperset(sys.argv[3:]):
+        sys.exit(
+            "usage: python docs/make_gallery.py RUN [PREFIX PICTURE ...]; RUN: the folder of a finished run with "
+            f"evaluate and analyze; pictures: {', '.join(picture.name for picture in PICTURES)}"
+        )
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -131,6 +131,8 @@ def names_secret(text: str) -> bool:
 
 def hide_known(text: str) -> str:
     """A text without the secrets that this process has seen, and those of its environment; nothing else changes."""
+    if len(text) < SHORTEST or text.isspace():
+        return text  # most pieces of a table are padding
     for value in _known():
         for form in {value, json.dumps(value)[1:-1]}:
             text = text.replace(form, HIDDEN)

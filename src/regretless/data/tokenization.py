@@ -382,7 +382,7 @@ class _PairEncoder:
     def _check_reasoning(self, pair: Pair, last: ResponsePart) -> None:
         """Raise DataError for an answer that does not go on with the block of reasoning that its prompt ends with."""
         opening = opening_of(self.codec, pair.prompt, parsed(pair.chat_template_kwargs))
-        where = "in model.chat_template_kwargs, or in the rows' column chat_template_kwargs"
+        where = "in the rows' column chat_template_kwargs (in a recipe also in model.chat_template_kwargs)"
         if CLOSE in opening and last.text.lstrip().startswith(OPEN):
             raise DataError(
                 "the chat template ends the prompt with an empty block of reasoning, and this answer begins with "

@@ -113,7 +113,7 @@ def template_errors(tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
             yield
     except TimeoutError as error:
         raise EndlessTemplate(
-            f"model.chat_template: {template_name(tokenizer)} took more than {RENDER_SECONDS:g} seconds of processor "
+            f"{TEMPLATE_SETTING}: {template_name(tokenizer)} took more than {RENDER_SECONDS:g} seconds of processor "
             "time to write one conversation; choose another template"
         ) from error
     except Exception as error:  # a template is a program: it can also divide by zero or use up the memory
