@@ -25,10 +25,17 @@ def changes(files: Mapping[str, Any], colors: Mapping[str, int]) -> list[dict[st
 
 
 def _part(
-    title: str, note: str, tables: Sequence[Mapping[str, Any]], chart: Markup | None = None, caption: str = ""
+    title: str,
+    note: str,
+    tables: Sequence[Mapping[str, Any]],
+    chart: Markup | None = None,
+    caption: str = "",
+    *,
+    single: bool = False,
 ) -> dict[str, Any]:
+    """single: the chart names its rows itself, and has the whole width."""
     filled = [table for table in tables if table["rows"]]
-    return {"title": title, "note": note, "chart": chart, "caption": caption, "tables": filled}
+    return {"title": title, "note": note, "chart": chart, "caption": caption, "tables": filled, "single": single}
 
 
 def _table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
@@ -182,6 +189,7 @@ def _regret(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[str, 
         [_table(f"{title}.", ["ρ", "95 % interval", "numbers", "prompts"], rows)],
         interval_chart(title, shown, f"rank correlation of units, α = {first}") if shown else None,
         f"{title}: single units, with 95 % intervals.",
+        single=True,
     )
 
 
