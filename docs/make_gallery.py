@@ -73,15 +73,19 @@ def _browser(profile: Path) -> webdriver.Chrome:
 
 
 def _take(browser: webdriver.Chrome, address: str, picture: Picture) -> bytes:
-    size = {"width": picture.width, "height": 900, "deviceScaleFactor": 1, "mobile": picture.width < 600}
+    size = {"width": picture.width, "height": picture.height, "deviceScaleFactor": 1, "mobile": picture.width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     features = [{"name": "prefers-color-scheme", "value": picture.scheme}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
     browser.get(address)
+    # Tokens are shaded once they are in the window.
+    script = "document.querySelector(arguments[0]).scrollIntoView(); setTimeout(arguments[1], 500)"
+    browser.execute_async_script(script, picture.shows)
     top, bottom = browser.execute_script(
         """
         const boxes = [...document.querySelectorAll(arguments[0])].map(element => element.getBoundingClientRect());
-        return [Math.min(...boxes.map(box => box.top)), Math.max(...boxes.map(box => box.bottom))];
+        return [Math.min(...boxes.map(box => box.top)), Math.max(...boxes.map(box => box.bottom))]
+          .map(edge => edge + window.scrollY);
         """,
         picture.shows,
     )
