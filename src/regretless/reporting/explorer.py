@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from regretless.data.messages import full_text
+from regretless.reporting.changes import READINGS
 from regretless.reporting.collect import main_model, measure_of
 from regretless.reporting.views import cut
 
@@ -15,9 +16,8 @@ DIGITS = 4
 SHADE_QUANTILE = 0.98
 """Quantile of the sizes that gets the full shade: with the largest, a few extremes would leave all else pale."""
 MEASURED = ("regret", "regret_low", "regret_high", "local", "future")
-"""Numbers of a measured unit, behind its first token and the one after its last."""
-METHODS = ("dpo", "repo", "repo_det")
-"""Methods whose reading of each model is behind them."""
+"""Numbers of a measured unit, behind its first token and the one after its last; behind them, for each model, what the
+methods of `READINGS` read into it."""
 LABEL_LENGTH = 60
 """Characters of a prompt's label in the list of pairs."""
 
@@ -115,7 +115,7 @@ def _measured(response: Mapping[str, Any], limit: int) -> dict[str, Any]:
         [
             *(unit["start"], unit["end"], *_rounded([unit[name] for name in MEASURED])),
             [
-                [_known(read.get(method)) for method in METHODS]
+                [_known(read.get(method)) for method in READINGS]
                 for read in (unit["policies"][name] for name in response["policies"])
             ],
         ]
