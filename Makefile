@@ -1,6 +1,6 @@
 # Two commands for a fresh machine:
 #   make quickstart   environment, then the embedded experiment end to end (the page it writes is named at its end)
-#   make test         the same environment with the development tools, then the checks of every day (ten minutes)
+#   make test         the same environment with the development tools, then the everyday checks (15 minutes)
 # And some for those who want to see more:
 #   make test-all     every check and test but those below; CI runs this (half an hour)
 #   make docs         the documentation's site, in build/docs; a warning is an error
