@@ -1,11 +1,12 @@
-"""What the experiment "Does a score know regret?" of docs/real_models.md measures: its problems and its responses.
+"""The experiment "Does a score know regret?" of docs/real_models.md: its problems, its responses, its table.
 
     python experiments/real_regret.py problems train.jsonl --trained runs/gsm8k-small/prompts/prompts.jsonl
     python experiments/real_regret.py responses runs/measured/verify/responses.parquet
+    python experiments/real_regret.py predictions runs/measured/rollout --analysis runs/gsm8k-5e5/analyze
 
 The first writes problems.jsonl: GSM8K training problems of at most three steps that no model was trained on. The second
 writes selected.parquet: of each problem the first right and the first wrong response that ended by itself, where there
-are both.
+are both. The third prints the table of predictions, those about trained models if there is an analysis of them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,34 @@ from __future__ import annotations
 import argparse
 import json
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from scipy import stats
+
+from regretless.core.intervals import Estimate, from_samples, resamples
 
 SEED, MOST_STEPS = 20_261_129, 3
+RESAMPLES, PRIMARY = 2_000, 0.1
+Statistic = Callable[[pd.DataFrame], float]
+RANGES = {
+    "P1": (0.25, 0.60),
+    "P2": (-0.10, 0.10),
+    "P3": (-1.00, -0.30),
+    "P4": (0.30, 1.00),
+    "P5": (-0.10, 0.20),
+    "P6": (-0.10, 0.20),
+    "P7": (-0.15, 0.15),
+    "P8": (-0.15, 0.15),
+    "P9": (0.00, 0.25),
+    "P10": (-0.15, 0.05),
+    "P11": (0.30, 0.95),
+}
+"""Predicted ranges, as in docs/real_models.md."""
 
 
 def problems(train: Path, trained: Path, count: int) -> list[dict[str, str]]:
@@ -47,6 +70,78 @@ def selected(verified: Path) -> pa.Table:
     return table.take(sorted(number for both in first.values() if len(both) == 2 for number in both.values()))
 
 
+def over_problems(table: pd.DataFrame, statistic: Statistic) -> Estimate:
+    """A statistic of the rows of a table, with the central 95 % of its values where problems are resampled."""
+    groups = [rows for _, rows in table.groupby("prompt_id", sort=True)]
+    draws = resamples(len(groups), RESAMPLES, SEED).astype(int)
+    drawn = [statistic(pd.concat([g for g, n in zip(groups, draw, strict=True) for _ in range(n)])) for draw in draws]
+    samples = np.array(drawn)
+    return from_samples(statistic(table), len(groups), samples[~np.isnan(samples)])
+
+
+def rank(first: str, second: str) -> Statistic:
+    """Spearman's rank correlation of two columns; NaN where one of them does not vary."""
+    return lambda rows: float(stats.spearmanr(rows[first], rows[second])[0]) if len(rows) > 2 else float("nan")
+
+
+def right_minus_wrong(column: str) -> Statistic:
+    """Difference of a column's means over right and over wrong responses."""
+    return lambda rows: float(rows[column][rows.outcome == 1].mean() - rows[column][rows.outcome == 0].mean())
+
+
+def measured(units: pd.DataFrame) -> Iterator[tuple[str, Estimate]]:
+    """P1 to P4, from `regret.parquet`."""
+    units = units[units.alpha == 1.0].sort_values(["response_id", "unit"])
+    identity = ["prompt_id", "response_id", "outcome"]
+    tokens = units.groupby("response_id").end.transform("max")
+    # The context nearest to three fifths of a response; the prompt is none of those.
+    behind = units[units.unit > 0].assign(distance=(units.start / tokens - 0.6).abs())
+    after = behind.loc[behind.groupby("response_id").distance.idxmin()]
+    yield "P1", over_problems(after, right_minus_wrong("p_mu"))
+    # G, and its one-sample estimate: what lies ahead of each unit, the last excepted, behind which is the return.
+    waste = units.groupby(identity).future.sum()
+    one_sample = behind.assign(sample=behind.v_star - behind.outcome).groupby(identity)["sample"].sum()
+    responses = pd.DataFrame({"G": waste, "sample": one_sample}).dropna().reset_index()
+    yield "P2", over_problems(responses, right_minus_wrong("G"))
+    for name, outcome in (("P3", 1.0), ("P4", 0.0)):
+        yield name, over_problems(responses[responses.outcome == outcome], rank("G", "sample"))
+
+
+def trained(units: pd.DataFrame) -> Iterator[tuple[str, Estimate]]:
+    """P5 to P11, from `unit_regret.parquet` of an analysis of the models `dpo` and `repo`."""
+    units = units[units.alpha == PRIMARY].assign(read=units.own + units.ahead)
+    of = {name: units[(units.policy == name) & (units.method == name)] for name in ("dpo", "repo")}
+    keys = ["prompt_id", "response_id", "outcome", "unit", "regret", "local"]
+    both = of["dpo"][[*keys, "own"]].merge(of["repo"][[*keys, "read"]], on=keys)
+    for first, (column, target) in {5: ("own", "local"), 7: ("read", "regret")}.items():
+        for number, outcome in enumerate((1.0, 0.0)):
+            yield f"P{first + number}", over_problems(both[both.outcome == outcome], rank(column, target))
+    dpo, repo = rank("own", "regret"), rank("read", "regret")
+    yield "P9", over_problems(both, dpo)
+    yield "P10", over_problems(both, lambda rows: abs(repo(rows)) - abs(dpo(rows)))
+    yield "P11", over_problems(both, rank("read", "own"))
+
+
+def verdict(estimate: Estimate, low: float, high: float) -> str:
+    """What an interval says about a predicted range."""
+    start, end = estimate.interval
+    if low <= start and end <= high:
+        return "confirmed"
+    return "refuted" if end < low or start > high else "open"
+
+
+def predictions(rollout: Path, analysis: Path | None) -> None:
+    """Print each prediction with its range, estimate, 95 % interval and verdict."""
+    found = list(measured(pd.read_parquet(rollout / "regret.parquet")))
+    if analysis is not None:
+        found += trained(pd.read_parquet(analysis / "unit_regret.parquet"))
+    print("| | predicted | measured | 95 % | |\n|---|---|---|---|---|")
+    for name, estimate in found:
+        low, high = RANGES[name]
+        ends = " to ".join(f"{end:.2f}" for end in estimate.interval)
+        print(f"| {name} | {low:.2f} to {high:.2f} | {estimate.value:.2f} | {ends} | {verdict(estimate, low, high)} |")
+
+
 def main() -> None:
     """Write what the command asks for, and say how many rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,8 +151,13 @@ def main() -> None:
     command.add_argument("--trained", type=Path, required=True, help="prompts of the run that trained models")
     command.add_argument("--count", type=int, default=120)
     commands.add_parser("responses").add_argument("file", type=Path, help="verified responses")
+    command = commands.add_parser("predictions")
+    command.add_argument("folder", type=Path, help="what `regretless rollout` wrote")
+    command.add_argument("--analysis", type=Path, help="what `regretless analyze` wrote about the trained models")
     args = parser.parse_args()
-    if args.command == "problems":
+    if args.command == "predictions":
+        predictions(args.folder, args.analysis)
+    elif args.command == "problems":
         rows = problems(args.file, args.trained, args.count)
         Path("problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         print(f"problems.jsonl: {len(rows)} problems")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from scipy import stats
@@ -419,3 +420,9 @@ def test_analyze_when_regret_was_measured_then_scores_are_compared_and_shown_bes
     right = content["policies"]["mine"]["dpo"]["units"]["right"]["0.5"]
     minus = np.concatenate([np.add.reduceat(reference[key] - policy[key], [0, 3]) for key in [r[:2] for r in ROWS[1:]]])
     assert right["value"] == pytest.approx(stats.spearmanr(minus, [1, 2, 1, 2])[0])
+    # The same numbers as columns: 4 responses × 2 units × 1 α × (base, mine) × 3 methods.
+    table = pq.read_table(tmp_path / "out" / "unit_regret.parquet").to_pylist()
+    assert len(table) == 48
+    of_dpo = [row for row in table if (row["policy"], row["method"], row["outcome"]) == ("mine", "dpo", 1.0)]
+    assert [row["own"] for row in of_dpo] == pytest.approx(minus, abs=1e-4)
+    assert [row["regret"] for row in of_dpo] == [1.0, 2.0, 1.0, 2.0]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pydantic import Field, field_validator
 
 from regretless.analysis import token_rewards
@@ -13,7 +14,7 @@ from regretless.analysis.calibration import OBSERVED, calibration
 from regretless.analysis.drift import evenly, logged, point
 from regretless.analysis.gradients import gradient_places
 from regretless.analysis.lengths import response_lengths
-from regretless.analysis.regret_calibration import read_measured, readings, regret_calibration
+from regretless.analysis.regret_calibration import read_measured, readings, regret_calibration, unit_rows
 from regretless.analysis.score_distance import score_distances
 from regretless.analysis.subset import Sample, Scores, whole_prompts
 from regretless.analysis.tables import show_table, with_error
@@ -24,7 +25,7 @@ from regretless.core.terminal import console, print_note
 from regretless.data.codec import codec_of
 from regretless.data.columns import SIDES, Pair
 from regretless.data.pair_source import PairSource
-from regretless.data.rows import read_rows
+from regretless.data.rows import read_rows, write_parquet
 from regretless.data.tokenization import FUTURE, TokenizedPair
 from regretless.modeling.load import ModelConfig, in_one_dtype, load_tokenizer, tokenizer_fingerprint
 from regretless.modeling.training_folder import PAIR_SCORES, Trained, saved_checkpoints, trained_model
@@ -76,9 +77,9 @@ def run(
     """Compare the reference and the trained models on pairs of a file; writes JSON into `output`, prints tables.
 
     token_rewards.json, score_distance.json, drift.json, gradients.json, calibration.json (from the held-out pairs that
-    training scored), lengths.json (from `responses`, in which the reference is called base) and regret_calibration.json
-    (from the folder `rollout`). Every estimate is a mapping of value, standard_error, low, high (95 %), n and prompts.
-    docs/analysis.md defines the numbers.
+    training scored), lengths.json (from `responses`, in which the reference is called base) and, from the folder
+    `rollout`, regret_calibration.json and unit_regret.parquet. Every estimate is a mapping of value, standard_error,
+    low, high (95 %), n and prompts. docs/analysis.md defines the numbers.
 
     Raises DataError if no pair can be used, or `rollout` has no measured regret of these models' tokens; ConfigError if
     a model cannot be loaded.
@@ -138,6 +139,8 @@ def run(
     write_json(output / "calibration.json", {"observed": OBSERVED, "policies": calibrations})
     write_json(output / "lengths.json", {"benchmarks": lengths})
     write_json(output / "regret_calibration.json", regret)
+    if read:
+        write_parquet(output / "unit_regret.parquet", pa.Table.from_pylist(list(unit_rows(read))))
     _show(distances, drifts, gradients, calibrations, lengths)
     _show_regret(regret)
     return summary | {"sample": len(tokenized), "refused": len(source.refused)}

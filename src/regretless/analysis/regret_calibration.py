@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,31 @@ def readings(measured: Sequence[MeasuredResponse], scores: Mapping[str, Scores])
         )
         for one in measured
     ]
+
+
+def unit_rows(read: Sequence[Reading]) -> Iterator[dict[str, Any]]:
+    """A row of each measured unit, α, policy and method: the measured parts of its regret, and those that are read.
+
+    `regret`, `local` and `future` are in units of return; `own` and `ahead` in nats at β = 1, as in `Reading`.
+    """
+    for one in read:
+        response = one.response
+        identity = {"prompt_id": response.prompt_id, "response_id": response.response_id, "outcome": response.outcome}
+        for policy, methods in one.policies.items():
+            for method, (own, ahead) in methods.items():
+                for alpha, units in response.units.items():
+                    for number, unit in enumerate(units):
+                        measured = {name: unit[name] for name in SHOWN}
+                        yield {
+                            **identity,
+                            "alpha": alpha,
+                            "unit": number,
+                            **measured,
+                            "policy": policy,
+                            "method": method,
+                            "own": float(own[number]),
+                            "ahead": float(ahead[number]),
+                        }
 
 
 def regret_calibration(read: Sequence[Reading], seed: int) -> dict[str, Any]:
