@@ -40,6 +40,9 @@ RANGES = {
     "P9": (0.00, 0.25),
     "P10": (-0.15, 0.05),
     "P11": (0.30, 0.95),
+    "P12": (0.75, 1.00),
+    "P13": (0.25, 0.55),
+    "P14": (0.20, 0.50),
 }
 """Predicted ranges, as in docs/real_models.md."""
 
@@ -105,6 +108,17 @@ def measured(units: pd.DataFrame) -> Iterator[tuple[str, Estimate]]:
     yield "P2", over_problems(responses, right_minus_wrong("G"))
     for name, outcome in (("P3", 1.0), ("P4", 0.0)):
         yield name, over_problems(responses[responses.outcome == outcome], rank("G", "sample"))
+
+
+def cut(units: pd.DataFrame) -> Iterator[tuple[str, Estimate]]:
+    """P12 to P14: the share of right responses and cuts in which the complete response has less regret."""
+    for name, alpha in (("P12", 1.0), ("P13", 0.1), ("P14", 0.01)):
+        cases = []
+        right = units[(units.alpha == alpha) & (units.outcome == 1)].sort_values(["response_id", "unit"])
+        for _, response in right.groupby("response_id"):
+            added = response.regret[::-1].cumsum()[::-1]  # by the units behind a cut before unit j
+            cases.append(response.assign(less=(added < 0).astype(float))[response.unit > 0])
+        yield name, over_problems(pd.concat(cases), lambda rows: float(rows.less.mean()))
 
 
 def trained(units: pd.DataFrame) -> Iterator[tuple[str, Estimate]]:
