@@ -6,7 +6,8 @@
 
 The first writes problems.jsonl: GSM8K training problems of at most three steps that no model was trained on. The second
 writes selected.parquet: of each problem the first right and the first wrong response that ended by itself, where there
-are both. The third prints the table of predictions, those about trained models if there is an analysis of them.
+are both. The third prints the table of predictions, those about trained models if there is an analysis of them, and
+draws docs/figures/real-regret.svg.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy import stats
+from theory_common import BLUE, FIGURES, GRAY, ORANGE, save_figure, start_figure, table
 
 from regretless.core.intervals import Estimate, from_samples, resamples
 
@@ -145,15 +147,51 @@ def verdict(estimate: Estimate, low: float, high: float) -> str:
 
 
 def predictions(rollout: Path, analysis: Path | None) -> None:
-    """Print each prediction with its range, estimate, 95 % interval and verdict."""
-    found = list(measured(pd.read_parquet(rollout / "regret.parquet")))
+    """Print each prediction with its range, estimate, 95 % interval and verdict; means of units; draw these."""
+    units = pd.read_parquet(rollout / "regret.parquet")
+    found = [*measured(units), *cut(units)]
     if analysis is not None:
         found += trained(pd.read_parquet(analysis / "unit_regret.parquet"))
     print("| | predicted | measured | 95 % | |\n|---|---|---|---|---|")
-    for name, estimate in found:
+    for name, estimate in sorted(found, key=lambda pair: list(RANGES).index(pair[0])):
         low, high = RANGES[name]
         ends = " to ".join(f"{end:.2f}" for end in estimate.interval)
         print(f"| {name} | {low:.2f} to {high:.2f} | {estimate.value:.2f} | {ends} | {verdict(estimate, low, high)} |")
+    header = ["response", "unit", "success rate before it", "local", "future", "regret"]
+    rows = [
+        ("right" if outcome else "wrong", unit + 1, *(f"{value:.2f}" for value in of.to_numpy()))
+        for (outcome, unit), of in by_unit(units).sort_index(ascending=[False, True]).iterrows()
+    ]
+    print("\n" + table(header, rows))
+    draw(units, FIGURES / "real-regret.svg")
+
+
+def by_unit(units: pd.DataFrame) -> pd.DataFrame:
+    """Means over the responses with the most common number of units: of each outcome, unit and column, at `PRIMARY`."""
+    chosen = units[(units.alpha == PRIMARY) & (units.units == units.units.mode()[0])]
+    return chosen.groupby(["outcome", "unit"])[["p_mu", "local", "future", "regret"]].mean()
+
+
+def draw(units: pd.DataFrame, path: Path) -> None:
+    """Success rates along right and wrong responses, each and their mean; and the two parts of the units' regret."""
+    means = by_unit(units)
+    figure, (rates, parts) = start_figure(2, width=8.0, height=3.0)
+    common = units[(units.alpha == PRIMARY) & (units.units == units.units.mode()[0])]
+    for shift, (outcome, color, name) in {-0.2: (1.0, BLUE, "right"), 0.2: (0.0, ORANGE, "wrong")}.items():
+        for _, response in common[common.outcome == outcome].sort_values("unit").groupby("response_id"):
+            rates.plot([*(response.unit + 1), len(response) + 1], [*response.p_mu, outcome], color=color, alpha=0.12)
+        of = means.loc[outcome]
+        places = of.index.to_numpy() + 1
+        rates.plot([*places, len(of) + 1], [*of.p_mu, outcome], color=color, linewidth=2.5, label=name)
+        parts.bar(places + shift, of.local, 0.36, color=color, label=f"{name}: local")
+        bottom = np.where(of.local > 0, of.local, 0)
+        parts.bar(places + shift, of.future, 0.36, bottom=bottom, color=color, alpha=0.45, label=f"{name}: future")
+    rates.set(xlabel="before unit (last: the end)", ylabel="success rate", ylim=(-0.03, 1.03))
+    parts.set(xlabel="unit", ylabel=f"regret at α = {PRIMARY}")
+    parts.axhline(0, color=GRAY, linewidth=0.8)
+    rates.legend()
+    parts.legend(fontsize=7)
+    save_figure(figure, path)
 
 
 def main() -> None:
