@@ -28,6 +28,7 @@ from regretless.runs.pipeline import run_recipe
 from regretless.runs.planning.dry_run import State
 from regretless.runs.planning.plan import make_plan
 from regretless.runs.preflight import recipe_problems
+from regretless.runs.recipe import Recipe
 from regretless.runs.stages import Listing
 from regretless.runs.stages.rounds import _Round
 from regretless.runs.stages.stage import PAIRS, Run
@@ -219,6 +220,46 @@ def test_rounds_when_their_prompts_are_parts_of_all_then_another_number_of_round
     assert problems(3, "disjoint") == problems(5, 10) == []
     (problem,) = problems(5, "disjoint")
     assert problem.startswith("rounds.count: ") and "one of 3 disjoint parts" in problem
+
+
+def test_rounds_when_they_have_one_schedule_then_each_trains_a_part_and_another_number_of_rounds_is_refused(
+    finished: Path, tmp_path: Path
+) -> None:
+    def recipe(count: int, schedule: str = "all", **training: Any) -> Recipe:
+        rounds = {"count": count, "prompts": 10, "schedule": schedule}
+        return rounds_recipe(tmp_path / "run", finished, rounds, **training)
+
+    def part(number: int, schedule: str = "all") -> Any:
+        outer = recipe(3, schedule)
+        assert outer.rounds is not None
+        train = _Round(outer.rounds, outer, number, "dpo").recipe(training=True).train
+        assert train is not None
+        return train.values_for("dpo").get("schedule_part")
+
+    assert [part(number) for number in (1, 2, 3)] == [[1, 3], [2, 3], [3, 3]] and part(2, "each") is None
+    (problem,) = recipe_problems(
+        recipe(3, lr_scheduler_type="reduce_lr_on_plateau", eval_pairs=4, eval_strategy="steps")
+    )
+    assert problem.startswith("rounds.schedule: ") and "follows what is measured" in problem
+    folder = tmp_path / "run/rounds/1/train/dpo"
+    folder.mkdir(parents=True)
+    StageFolder(folder, "0" * 32).finish("rounds/1/train/dpo", {"values": {"schedule_part": part(1)}}, {}, 1.0)
+    assert recipe_problems(recipe(3)) == recipe_problems(recipe(5, "each")) == []
+    (problem,) = recipe_problems(recipe(5))
+    assert problem.startswith("rounds.count: ") and "over 3 rounds" in problem and "schedule=each" in problem
+
+
+@pytest.mark.slow
+def test_rounds_when_they_have_one_schedule_and_other_numbers_of_steps_then_each_ends_at_its_share_of_it(
+    finished: Path, tmp_path: Path
+) -> None:
+    rounds = {"count": 3, "prompts": 10, "schedule": "all", "optimizer": "carried"}
+    run_recipe(rounds_recipe(tmp_path, finished, rounds, num_train_epochs=1, warmup_steps=0, lora={"r": 4}))
+    for number, place in ((1, "rounds/1"), (2, "rounds/2/dpo"), (3, "rounds/3/dpo")):
+        log = read_json(tmp_path / place / "train/dpo/trainer_state.json")["log_history"]
+        rates = [line["learning_rate"] for line in log if "loss" in line]
+        share = [(number - 1 + step / len(rates)) / 3 for step in range(len(rates))]
+        np.testing.assert_allclose(rates, [0.01 * (1 - done) for done in share], rtol=1e-9)
 
 
 BASE, SECOND = "base", "{run}/rounds/2/dpo/train/dpo"

@@ -167,15 +167,40 @@ class Rounds(Stage["RoundsConfig"]):
             machine.add(
                 f"{self.name}.optimizer", "each process of train.strategy=fsdp2 has only a part of its state; set fresh"
             )
-        before = read_mark(recipe.run_dir / self.place / "1" / PROMPTS / MANIFEST)
-        parts = None if before is None else before["settings"].get("parts")
-        if parts is not None and config.parts not in (None, parts):
+        if config.schedule == "all":
+            for method in _methods(recipe):
+                train = _Round(config, recipe, 1, method).recipe(training=True).train
+                assert train is not None
+                for problem in train.problems_here(method):
+                    key, _, reason = problem.partition(": ")
+                    if key.endswith("schedule_part"):
+                        machine.add(f"{self.name}.schedule", reason)
+        self._check_extended(config, recipe, machine)
+
+    def _check_extended(self, config: RoundsConfig, recipe: Recipe, machine: Machine) -> None:
+        """Add the problem of a run with another number of rounds, of which nothing could be kept."""
+
+        def settings_of(name: str) -> Mapping[str, Any]:
+            mark = read_mark(recipe.run_dir / self.place / "1" / name / MANIFEST)
+            return {} if mark is None else mark["settings"]
+
+        parts = settings_of(PROMPTS).get("parts") if config.prompts == "disjoint" else None
+        if parts not in (None, config.count):
             machine.add(
                 f"{self.name}.count",
                 f"the rounds in {recipe.run_dir} have one of {parts} disjoint parts of the prompts each: with "
                 f"{config.count} rounds every part is another one, and nothing that is done could be kept; set it to "
                 f"{parts}, choose another output_dir, or set rounds.prompts to a number, with which a run can be "
                 "extended",
+            )
+        trained = [settings_of(f"{TRAIN}/{method}") for method in _methods(recipe) if config.schedule == "all"]
+        counts = {part[1] for settings in trained if (part := settings.get("values", {}).get("schedule_part"))}
+        for count in sorted(counts - {config.count}):
+            machine.add(
+                f"{self.name}.count",
+                f"the rounds in {recipe.run_dir} have one schedule of the learning rate over {count} rounds: with "
+                f"{config.count} every step has another rate, and no training that is done could be kept; set it to "
+                f"{count}, or choose another output_dir; a run that begins with rounds.schedule=each can be extended",
             )
 
     def finished(self, config: RoundsConfig, listed: Listing) -> Iterator[str]:
@@ -281,6 +306,8 @@ class _Round:
             values["objective"] = self.method
         if self.number > 1 and self.config.start == "previous":
             values["lora"] = None  # the adapter of the round before is trained further
+        if self.config.schedule == "all":
+            values["schedule_part"] = [self.number, self.config.count]
         if self.config.reference == "behavior":
             reading = [name for name in train.objectives if _reads_reference(train, name)]
             reading = [name for name in reading if not _behavior_problems(train, name)]  # of others, `problems` tells
