@@ -101,7 +101,7 @@ def test_report_when_a_run_has_rounds_then_their_curves_times_and_one_prompts_an
 
     lines = [
         {"round": number, "method": method, "pass_at_1": estimate(0.25 * number), "kl_to_start": estimate(-0.5)}
-        | {"effective_share": 0.75, "saturated": None, "pairs": 12, "replayed": 3, "steps": 4}
+        | {"effective_share": 0.75, "mismatch": 0.001, "saturated": None, "pairs": 12, "replayed": 3, "steps": 4}
         for method in ("repo", "dpo")
         for number in (1, 2)
     ]
@@ -117,8 +117,8 @@ def test_report_when_a_run_has_rounds_then_their_curves_times_and_one_prompts_an
     for part in ("0.25 [0.125, 0.375]", "−0.5 [−0.625, −0.375]"):
         assert part in text
     assert [page.text("h4").count(f"round {number}") for number in (1, 2, 3)] == [1, 1, 0]
-    # Pass@1, KL and effective sample size; no round has a number of saturated pairs.
-    assert len(page.all("svg")) == 1 + 6 + 4 + 3 + 3
+    # Pass@1, KL, effective sample size and mismatch; no round has a number of saturated pairs.
+    assert len(page.all("svg")) == 1 + 6 + 4 + 3 + 4 and "mean distance. Above 0.1 a run ends." in text
     cells = [text.strip() for inside, text in page.texts if inside == "td"]
     start = cells.index("7.0")
     assert cells[start : start + 8] == ["7.0", "2.0", "5.0", "–", "7.0", "–", "6.0", "–"]

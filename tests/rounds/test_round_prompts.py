@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from regretless.core.errors import ConfigError
+from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import write_jsonl
+from regretless.data.columns import Response, Verdict
 from regretless.data.prompts import PromptSource, load_prompts
+from regretless.data.rows import write_records
 from regretless.rounds.round_prompts import run
 
 
@@ -53,3 +55,43 @@ def test_prompts_when_there_are_too_few_then_error_says_how_many(
 ) -> None:
     with pytest.raises(ConfigError, match=r"^rounds\.prompts: .*11 .*all\.jsonl has 10 prompts"):
         drawn(tmp_path, 10, range(1, 2), parts=parts, size=size)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "asked", "resting"),
+    [
+        ([], "0 1 2 3", None),
+        ([{"0": "cc", "1": "cw", "2": "ww", "3": "wc"}], "1 3", 2),
+        ([{"1": "cw", "3": "cc"}, {"0": "cc", "1": "ww", "2": "wc"}], "2", 3),
+        ([{"0": "cw", "1": "cu", "2": "u"}], "0 3", 2),
+    ],
+    ids=["nothing before", "all right or all wrong", "two rounds", "unknown"],
+)
+def test_prompts_when_earlier_responses_had_one_verdict_then_they_rest(
+    earlier: list[dict[str, str]], asked: str, resting: int | None, tmp_path: Path
+) -> None:
+    assert asking(tmp_path, earlier) == (asked, resting)
+
+
+def test_prompts_when_all_rest_then_the_error_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^rounds\.rest: all 4 prompts of round 3 rest.*set a smaller rest"):
+        asking(tmp_path, [{"0": "cc", "1": "cc", "2": "ww", "3": "c"}])
+
+
+def asking(folder: Path, earlier: list[dict[str, str]]) -> tuple[str, int | None]:
+    """Ids of the prompts of a third round as one text, and how many rest; earlier: verdicts of responses by prompt."""
+    kinds = {"c": Verdict.CORRECT, "w": Verdict.WRONG, "u": Verdict.UNKNOWN}
+    for age, verdicts in enumerate(earlier):
+        rows = [
+            Response(response_id=f"{name}-{number}", prompt_id=name, prompt="?", response="!", verdict=kinds[kind])
+            for name, letters in verdicts.items()
+            for number, kind in enumerate(letters)
+        ]
+        write_records(folder / f"{age}.parquet", rows)
+    write_jsonl(folder / "all.jsonl", [{"prompt_id": f"{row}", "prompt": f"{row}+1?"} for row in range(4)])
+    paths = [folder / f"{age}.parquet" for age in range(len(earlier))]
+    source = PromptSource(dataset=str(folder / "all.jsonl"))
+    summary = run(source, 3, parts=1, size=None, seed=0, output=folder, earlier=paths)
+    rows = load_prompts(PromptSource(dataset=str(folder / "prompts.jsonl")))
+    assert summary["prompts"] == len(rows)
+    return " ".join(row.prompt_id for row in rows), summary.get("resting")

@@ -10,7 +10,7 @@ import pytest
 
 from made_runs import BENCHMARK, made_run, rate
 from regretless.core.errors import ConfigError
-from regretless.core.files import read_json, write_json
+from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.studies.compare import compare
 from regretless.studies.compared_runs import Run
 from regretless.studies.comparison import TableRow
@@ -110,6 +110,25 @@ def test_curves_and_distances_when_runs_have_them_then_they_are_means_over_the_s
     assert pairs["base", "repo"] == pytest.approx(np.mean([one[1]["value"] for one in rows]))
     texts = [text.get_text() for text in figures["distance-quickstart"].axes[0].texts]
     assert texts[2] == texts[6] == f"{pairs['base', 'repo']:.3g}"
+
+
+def test_curves_over_rounds_when_runs_have_them_then_they_are_means_over_the_rounds_of_all_seeds(
+    tmp_path: Path,
+) -> None:
+    runs = []
+    for seed, rounds in ((0, 3), (1, 2)):
+        run = made_run(tmp_path / f"{seed}", {"base": {BENCHMARK: right(3)}, "dpo": {BENCHMARK: right(4)}}, seed=seed)
+        rows = [
+            {"round": number, "method": method, "pass_at_1": {"value": 0.2 * number + 0.1 * seed}, "kl_to_start": None}
+            for method in ("dpo", "other")
+            for number in range(1, rounds + 1)
+        ]
+        write_jsonl(run / "rounds" / "rounds.jsonl", rows)
+        runs.append(Run(run))
+    (axes,) = named(drawings(compare(runs)))["rounds-Tiny-1B"].axes
+    (line,) = axes.lines
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "Pass@1 of the round's writer")
+    assert line.get_xydata() == pytest.approx(np.array([[1, 0.25], [2, 0.45]]))
 
 
 def test_distances_when_runs_lack_a_pair_then_its_place_is_empty(tmp_path: Path) -> None:

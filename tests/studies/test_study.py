@@ -152,6 +152,10 @@ TEN = [*range(10)]
         ({"methods": ["dpoo"]}, "dpoo"),
         ({"overrides": {"train.bet": [0.1]}}, "train.bet"),
         ({"overrides": {"train.beta": []}}, "expected at least one value"),
+        ({"overrides": {"train.beta, seed": [[1, 2], 3]}}, "train.beta, seed: expected a list of 2 values .*got 3"),
+        ({"overrides": {"train.beta, seed": {"a": [1]}}}, r"train.beta, seed: expected a list of 2 values .*got \[1\]"),
+        ({"overrides": {"train.beta, seed": [[1, 2], [1, 3]]}}, "overrides: train.beta, seed=1: a value occurs twice"),
+        ({"overrides": {"train.beta, seed": [[1, 2]], "seed": [3]}}, "overrides: seed: named by two keys"),
         ({"overrides": {"train.beta": [1, "1"]}}, "overrides: train.beta=1: a value occurs twice"),
         ({"seeds": {"training": [1, 1]}}, "a seed occurs twice"),
         ({"models": {"a b": {}, "a-b": {}}, "seeds": {}}, "a-b: two runs have this folder"),
@@ -191,6 +195,18 @@ def test_study_when_it_cannot_work_then_it_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         load(tmp_path, changes)
+
+
+def test_variants_when_a_key_names_several_settings_then_these_vary_together_and_the_first_is_the_label(
+    tmp_path: Path,
+) -> None:
+    together: dict[str, Any] = {"train.max_steps, train.learning_rate": [[48, 1e-4], [6, 3e-4]]}
+    study = load(tmp_path, {"overrides": {**together, "train.beta": [1, 2]}, "seeds": {}})
+    trains = [(cell.run.variant, cell.recipe.train.values_for("dpo")) for cell in study.cells if cell.recipe.train]
+    assert [(name, *(train[key] for key in ("max_steps", "learning_rate", "beta"))) for name, train in trains] == [
+        *[("train.max_steps=48, train.beta=1", 48, 1e-4, 1), ("train.max_steps=48, train.beta=2", 48, 1e-4, 2)],
+        *[("train.max_steps=6, train.beta=1", 6, 3e-4, 1), ("train.max_steps=6, train.beta=2", 6, 3e-4, 2)],
+    ]
 
 
 @pytest.mark.parametrize("label", ["a/b", "../a", "a\x00b", "a b", "😀a", "-a", "con"])

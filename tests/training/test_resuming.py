@@ -143,6 +143,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "warmup": ({"warmup_steps": 2}, "warmup_steps 0 then and 2 now"),
     "optimizer": ({"optim": "sgd"}, "optim adamw_torch(_fused)? then and sgd now"),
     "decay": ({"weight_decay": 0.1}, "weight_decay 0.0 then and 0.1 now"),
+    "part": ({"schedule_part": [2, 3]}, "schedule_part not set then and 2 of 3 now"),
     "betas": ({"adam_beta2": 0.9}, "adam_beta2 0.999 then and 0.9 now"),
 }
 """Settings that a checkpoint's optimizer and schedule bring with them, and what is said of others."""

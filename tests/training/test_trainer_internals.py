@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,63 @@ class _Changed(Trainer):
 
     def _get_grad_norm(self, model: Any) -> Any:
         """As before, without the norm."""
+
+
+def linear(step: int) -> float:
+    """Of 12 steps, the first 3 warmup."""
+    return step / 3 if step < 3 else (12 - step) / 9
+
+
+def cosine(step: int) -> float:
+    return step / 3 if step < 3 else (1 + math.cos(math.pi * (step - 3) / 9)) / 2
+
+
+@pytest.mark.parametrize("schedule", [linear, cosine])
+def test_schedule_when_trainings_have_parts_of_it_then_each_goes_on_where_the_one_before_ended_resumed_or_not(
+    schedule: Callable[[int], float], make_trainer: Callable[..., Any]
+) -> None:
+    settings = {"objective": "dpo", "max_steps": 4, "learning_rate": 0.01, "warmup_steps": 0.25, "save_steps": 2}
+    settings |= {"lr_scheduler_type": schedule.__name__, "save_strategy": "steps"}
+
+    def rates(number: int, checkpoint: str | None = None) -> list[float]:
+        trainer = make_trainer(**settings, schedule_part=[number, 3])
+        trainer.train(resume_from_checkpoint=checkpoint and f"{trainer.args.output_dir}/{checkpoint}")
+        return [line["learning_rate"] for line in trainer.state.log_history if "loss" in line]
+
+    expected = [0.01 * schedule(step) for step in range(12)]
+    found = [rate for number in (1, 2, 3) for rate in rates(number)]
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert rates(3, "checkpoint-2") == pytest.approx(expected[8:], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"schedule_part": [3, 2]}, r"schedule_part: expected .* \[3, 2\]"),
+        ({"schedule_part": [0, 2]}, r"schedule_part: expected .* \[0, 2\]"),
+        ({"schedule_part": [1.0, 2]}, r"schedule_part: expected .* \[1.0, 2\]"),
+        ({"schedule_part": [2]}, r"schedule_part: expected .* \[2\]"),
+        (
+            {"schedule_part": [1, 2], "lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"},
+            "schedule_part: .* follows what is measured",
+        ),
+    ],
+)
+def test_schedule_when_it_has_no_such_part_then_construction_says_so(
+    arguments: dict[str, Any], said: str, make_trainer: Callable[..., Any], pairs: list[Any]
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_trainer(objective="dpo", max_steps=2, eval_dataset=pairs, **arguments)
+
+
+def test_schedule_when_a_script_passes_one_then_a_part_of_it_is_refused(
+    make_trainer: Callable[..., Any], make_model: Callable[..., Any]
+) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    passed = (optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0))
+    with pytest.raises(ConfigError, match="schedule_part: a schedule was passed"):
+        make_trainer(objective="dpo", model=model, lora=False, optimizers=passed, schedule_part=[1, 2])
 
 
 def test_trainer_when_transformers_has_changed_then_construction_names_the_methods_and_what_to_do(

@@ -87,6 +87,12 @@ ROUND_CURVES = (
     ),
     RoundCurve("tokens", "Length", "Mean of the round's responses.", "tokens"),
     RoundCurve("entropy", "Entropy", "Minus the mean log-probability of drawn tokens.", "nats per token"),
+    RoundCurve(
+        "mismatch",
+        "Mismatch",
+        "Of recorded log-probabilities to those of training's passes, mean distance. Above 0.1 a run ends.",
+        "nats per token",
+    ),
     RoundCurve("saturated", "Saturated pairs", "In the last logged steps.", "share of pairs"),
 )
 

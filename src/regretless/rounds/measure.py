@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -20,6 +19,7 @@ from regretless.data.responses import read_responses
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.modeling.scoring import score_responses
 from regretless.modeling.training_folder import STATE
+from regretless.rounds.round_prompts import has_both
 from regretless.rounds.round_settings import StopConfig
 from regretless.workflow.stage_folder import MANIFEST
 
@@ -74,11 +74,8 @@ def of_responses(rows: Sequence[Response]) -> dict[str, Any]:
     measures: dict[str, Any] = {"responses": len(rows), "prompts": len(set(prompts))}
     if any(row.verdict is not None for row in rows):
         measures["pass_at_1"] = share_by_prompt([row.verdict == Verdict.CORRECT for row in rows], prompts)
-        verdicts = defaultdict(set)
-        for row in rows:
-            verdicts[row.prompt_id].add(row.verdict)
-        both = [{Verdict.CORRECT, Verdict.WRONG} <= of_prompt for of_prompt in verdicts.values()]
-        measures["both_verdicts"] = share_by_prompt(both, list(verdicts))
+        both = has_both(rows)
+        measures["both_verdicts"] = share_by_prompt(list(both.values()), list(both))
     if scores := [(row.score, row.prompt_id) for row in rows if row.score is not None]:
         values, judged = zip(*scores, strict=True)
         measures["score"] = mean_by_prompt(values, [1.0] * len(values), judged)

@@ -50,7 +50,11 @@ class RoundsConfig(Section):
     prompts: Literal["disjoint", "all"] | Annotated[int, Field(ge=1, strict=True)] = "disjoint"
     """Prompts of a round, of those that `sample.prompts` names: `disjoint` divides them among the rounds at random;
     `all` asks every prompt in every round; a number takes so many in each round, none twice until fewer are left.
-    With `all` or a number, a finished run can be extended by more rounds, and repeats nothing."""
+    With `all` or a number, a finished run can be extended by more rounds, and repeats nothing (see `schedule`)."""
+    rest: int | None = Field(default=None, ge=1)
+    """Rounds in which a prompt is not asked whose last responses were not both right and wrong, for it became too easy,
+    or stayed too hard: they gave no pair of verdicts. By default every prompt of a round is asked. Each method has
+    prompts of its own then, and a round as many fewer as rest. With `prompts` `all` or a number."""
     start: Literal["previous", "model"] = "previous"
     """Model that the training of a round starts from: that of the round before (`previous`), or the recipe's `model`
     again and again, so that only the writer of the responses improves."""
@@ -60,7 +64,10 @@ class RoundsConfig(Section):
     (`behavior`), which of replayed pairs are those of their own writer, and which take no pass of a reference model."""
     optimizer: Literal["fresh", "carried"] = "fresh"
     """Optimizer of a round: a new one, or with the state that it had at the end of the round before (`carried`), such
-    as Adam's means of gradients. For rounds of few steps; the schedule of the learning rate begins anew in any case."""
+    as Adam's means of gradients. For rounds of few steps."""
+    schedule: Literal["each", "all"] = "each"
+    """Schedule of the learning rate that `train` says: a whole one in every round (`each`), or one over `count` equal
+    parts, a round each (`all`), with warmup at its beginning alone. With `all`, a run cannot be extended."""
     replay: ReplayConfig | None = None
     """Train on pairs of earlier rounds, too; by default on those of the round alone."""
     stop: StopConfig = StopConfig()
@@ -83,6 +90,16 @@ class RoundsConfig(Section):
             raise ValueError(
                 "stop.gain: with prompts=all, a round's prompts are those that the rounds before have trained on; set "
                 "prompts to disjoint or to a number"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rest_changes_which_prompts(self) -> Self:
+        if self.rest is not None and self.prompts == "disjoint":
+            raise ValueError("rest: with prompts=disjoint no prompt is asked twice; set prompts to all or to a number")
+        if self.rest is not None and self.stop.gain:
+            raise ValueError(
+                "rest: not with stop.gain, which compares rounds by prompts that no earlier result has chosen"
             )
         return self
 

@@ -263,7 +263,9 @@ def _no_rounds(values: Mapping[str, Any], present: Set[str]) -> Iterator[tuple[s
         yield existing[0], "each round makes its own; leave it out, or `rounds`"
     elif absent := [name for name in ("sample", "train") if name not in present]:
         yield "rounds", f"nothing to repeat; add {' and '.join(f'`{name}`' for name in absent)}"
-    sample = values.get("sample")
+    rounds, sample = values["rounds"], values.get("sample")
+    if isinstance(rounds, Mapping) and rounds.get("rest") is not None and "verify" not in present:
+        yield "rounds.rest", "prompts rest by the verdicts of their responses; add `verify`, or leave it out"
     if isinstance(sample, Mapping) and (models := sample.get("models")) is not None:
         if models != [values.get("model")]:
             yield "sample.models", "each round's model writes its responses; leave it out, or `rounds`"

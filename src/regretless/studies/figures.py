@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -17,6 +17,7 @@ from regretless.core.errors import ConfigError
 from regretless.core.files import atomic_path, read_json
 from regretless.core.intervals import over_seeds
 from regretless.core.text_cleaning import one_line
+from regretless.data.rows import read_rows
 from regretless.studies.compared_runs import SEPARATOR, Run
 from regretless.studies.comparison import Column, Comparison, Decoding, Over, Table, TableRow
 from regretless.studies.tables import title_of
@@ -37,6 +38,13 @@ LOGGED_CURVES = {
     "logratios/chosen": "log-ratio of chosen responses (nats)",
 }
 """Logged measures that are drawn, with the labels of their axes."""
+ROUND_CURVES = {
+    "pass_at_1": "Pass@1 of the round's writer",
+    "score": "score of the round's writer",
+    "both_verdicts": "prompts with both verdicts (share)",
+    "kl_to_start": "KL to the start (nats)",
+}
+"""Measures of rounds that are drawn, in the same way."""
 NUMERIC = re.compile(r"(.+)=([-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)")
 """A variant on a numeric axis: `mask.count=3000`."""
 LOGARITHMIC = 30
@@ -294,43 +302,76 @@ def _sweeps(comparison: Comparison) -> Iterator[Drawing]:
         yield Drawing(f"sweep-{table.model}-{table.decoding}", caption, figure)
 
 
-# --- learning curves -------------------------------------------------------------------------------------------------
+# --- learning curves, and curves over rounds -------------------------------------------------------------------------
+
+
+Points = Mapping[int, Mapping[str, Any]]
+"""Measures by step, or by round."""
 
 
 def _curves(comparison: Comparison) -> Iterator[Drawing]:
-    """For each model, a panel for each logged measure: a method's mean over its runs, with a band."""
+    """For each model, a panel for each logged measure, and for each of rounds: a method's mean over its runs."""
+    yield from _over_runs(comparison, "curves", "Training", "step", LOGGED_CURVES, _logged)
+    yield from _over_runs(comparison, "rounds", "Rounds", "round", ROUND_CURVES, _measured)
+
+
+def _logged(run: Path, method: str) -> Points:
+    training = log.read(run / "train" / method / log.LOG_FILE)
+    return {} if training is None else {int(line["step"]): line for line in training.lines}
+
+
+def _measured(run: Path, method: str) -> Points:
+    file = run / "rounds" / "rounds.jsonl"
+    rows = [row for _, row in read_rows(file) if isinstance(row, dict)] if file.is_file() else []
+    return {
+        int(row["round"]): {key: of["value"] if isinstance(of, Mapping) else of for key, of in row.items()}
+        for row in rows
+        if row["method"] == method
+    }
+
+
+def _over_runs(
+    comparison: Comparison,
+    name: str,
+    what: str,
+    axis: str,
+    measures_of: Mapping[str, str],
+    read: Callable[[Path, str], Points],
+) -> Iterator[Drawing]:
+    """For each model, a panel for each measure that is there: a method's mean over its runs, with a band.
+
+    read: what is drawn of a run folder and method, by place on the axis and measure.
+    """
     for model in dict.fromkeys(run.model or "" for run in comparison.runs):
-        logs: dict[str, list[Mapping[int, Mapping[str, Any]]]] = {}
+        logs: dict[str, list[Points]] = {}
         for run in (run for run in comparison.runs if run.model == model):
             for method in dict.fromkeys(
                 observation.method for observation in comparison.observed.observations if observation.run == run
             ):
-                training = log.read(run.path / "train" / method / log.LOG_FILE)
-                if training is not None and training.lines:
-                    label = TableRow(method, run.variant or "").label
-                    logs.setdefault(label, []).append({int(line["step"]): line for line in training.lines})
-        measures = [key for key in LOGGED_CURVES if any(_curve(runs, key) for runs in logs.values())]
+                if points := read(run.path, method):
+                    logs.setdefault(TableRow(method, run.variant or "").label, []).append(points)
+        measures = [key for key in measures_of if any(_curve(runs, key) for runs in logs.values())]
         if not measures:
             continue
         figure, panels = _panels(len(measures))
         looks = _looks(list(logs))
         for key, axes in zip(measures, panels, strict=True):
             for label, runs in logs.items():
-                if points := _curve(runs, key):
-                    x, y, sd = np.array(points).T
+                if curve := _curve(runs, key):
+                    x, y, sd = np.array(curve).T
                     axes.plot(
                         x, y, lw=1.2, color=looks[label]["color"], label=_text(label), marker="o" if len(x) == 1 else ""
                     )
                     axes.fill_between(x, y - sd, y + sd, color=looks[label]["color"], alpha=0.18, linewidth=0)
-            axes.set_xlabel("step", fontsize=SIZE)
-            axes.set_ylabel(LOGGED_CURVES[key], fontsize=SIZE)
+            axes.set_xlabel(axis, fontsize=SIZE)
+            axes.set_ylabel(measures_of[key], fontsize=SIZE)
         _legend(figure, panels)
         most = max(map(len, logs.values()))
         band = f": means over up to {most} runs, with one standard deviation" if most > 1 else ""
-        yield Drawing(f"curves-{model}", f"Training of {model}{band}.", figure)
+        yield Drawing(f"{name}-{model}", f"{what} of {model}{band}.", figure)
 
 
-def _curve(runs: Sequence[Mapping[int, Mapping[str, Any]]], key: str) -> list[tuple[float, float, float]]:
+def _curve(runs: Sequence[Points], key: str) -> list[tuple[float, float, float]]:
     """Step, mean and standard deviation over runs (0 for one), at the steps that all of them logged."""
     points = []
     for step in sorted(set.intersection(*(set(run) for run in runs))):

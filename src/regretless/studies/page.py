@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from urllib.parse import quote
@@ -17,6 +18,7 @@ from regretless.core.paths import check_page
 from regretless.core.versions import version
 from regretless.studies.compared_runs import Run
 from regretless.studies.comparison import Comparison
+from regretless.studies.costs import cost_table, costs_of
 from regretless.studies.distances import Distance, show_distances
 from regretless.studies.figures import as_svg, check_formats, drawings, write_figures
 from regretless.studies.runner import Failure
@@ -51,6 +53,8 @@ def write_page(
         if formats:
             raise
         figures, missing = [], str(error)
+    costs = costs_of(comparison)
+    shown = {"What it took": cost_table(costs)} if costs else {}
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("regretless.studies"), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -63,14 +67,17 @@ def write_page(
         figures=[(drawing, Markup(as_svg(drawing))) for drawing in figures],
         differing={key: _by_value(values) for key, values in comparison.observed.differing.items()},
         missing=missing,
-        more=dict(more or {}),
+        more={**shown, **(more or {})},
         version=version(),
         style=Markup(_style("regretless.reporting", "report.css") + _style("regretless.studies", "comparison.css")),
     )
     write_text(output / PAGE, page)
     for suffix, text in (("md", as_markdown), ("tex", as_latex), ("csv", as_csv)):
         write_text(output / f"comparison.{suffix}", text(comparison))
-    write_json(output / "comparison.json", comparison.as_json())
+    took = [
+        {"model": model, "method": row.method, "variant": row.variant, **asdict(cost)} for model, row, cost in costs
+    ]
+    write_json(output / "comparison.json", {**comparison.as_json(), "costs": took})
     write_figures(figures, output / "figures", formats)
 
 

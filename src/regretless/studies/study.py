@@ -207,7 +207,8 @@ class StudyConfig(Section):
     """Seeds over which every model and method is repeated."""
     overrides: Annotated[dict[str, list[Any] | dict[str, Any]], DECIDED] = Field(default={})
     """Settings by key, such as `mask.count` or `train.beta`, with a list of values, or values by label. Every
-    combination is a variant; null removes a section."""
+    combination is a variant; null removes a section. A key may name several settings that vary together, such as
+    `rounds.count, train.max_steps`; each of its values is a list with one for each, and the first is the label."""
     settings: Annotated[dict[str, Any], DECIDED] = Field(default={})
     """Settings of all runs, by key."""
     search: SearchConfig | None = None
@@ -225,9 +226,17 @@ class StudyConfig(Section):
     def _some_values(cls, value: dict[str, Any]) -> dict[str, Any]:
         if empty := [key for key, values in value.items() if not values]:
             raise ValueError(f"{', '.join(empty)}: expected at least one value")
-        if secret := [key for key in value if is_secret(key)]:
+        keys = [name for key in value for name in _keys(key)]
+        if secret := [key for key in keys if is_secret(key)]:
             raise ValueError(f"{', '.join(secret)}: a secret would be the name of a variant; put it under `settings`")
-        labels = {key: [_label(item) for item in values] for key, values in value.items()}
+        if again := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
+            raise ValueError(f"{', '.join(again)}: named by two keys; a setting has one value in a run")
+        for key, values in value.items():
+            count = len(_keys(key))
+            for item in values.values() if isinstance(values, dict) else values:
+                if count > 1 and not (isinstance(item, list) and len(item) == count):
+                    raise ValueError(f"{key}: expected a list of {count} values for each variant, got {item!r:.80}")
+        labels = {key: [label for label, _ in _labelled(key, values)] for key, values in value.items()}
         if twice := [f"{key}={label}" for key, names in labels.items() for label in names if names.count(label) > 1]:
             raise ValueError(f"{', '.join(dict.fromkeys(twice))}: a value occurs twice")
         return value
@@ -239,7 +248,7 @@ class StudyConfig(Section):
             if self.search is None
             else {key for space in (self.search.values, *self.search.methods.values()) for key in space}
         )
-        if twice := sorted(searched & self.overrides.keys()):
+        if twice := sorted(searched.intersection(name for key in self.overrides for name in _keys(key))):
             raise ValueError(f"search.values: {', '.join(twice)}: also in `overrides`; a value is searched or given")
         return self
 
@@ -415,13 +424,15 @@ def _cells(
     cells: list[Cell] = []
     problems: dict[str, list[str]] = {}
     seeds: list[Sequence[int | None]] = [values or [None] for values in (config.seeds.data, config.seeds.training)]
-    variants = [_labelled(values).items() for values in config.overrides.values()]
+    variants = [_labelled(key, values) for key, values in config.overrides.items()]
     for model, settings in (config.models or {"": {}}).items():
         for *taken, data_seed, training_seed in itertools.product(*variants, *seeds):
-            varied = {key: label for key, (label, _) in zip(config.overrides, taken, strict=True)}
+            varied = {_keys(key)[0]: label for key, (label, _) in zip(config.overrides, taken, strict=True)}
             # Settings of the study, in the order in which later ones take precedence.
             texts = [override(key, value) for key, value in config.settings.items()]
-            texts += [override(key, value) for key, (_, value) in zip(config.overrides, taken, strict=True)]
+            for key, (_, value) in zip(config.overrides, taken, strict=True):
+                together = value if len(_keys(key)) > 1 else [value]
+                texts += [override(name, one) for name, one in zip(_keys(key), together, strict=True)]
             texts += [override(OBJECTIVE, config.methods)] if config.methods else []
             texts += [override("seed", data_seed)] if data_seed is not None else []
             texts += [override("train.seed", training_seed)] if training_seed is not None else []
@@ -451,8 +462,16 @@ def _run_dir(folder: Path, cell: Cell) -> str:
     return str((folder / "runs" / cell.name).resolve())
 
 
-def _labelled(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
-    return values if isinstance(values, dict) else {_label(value): value for value in values}
+def _keys(key: str) -> list[str]:
+    """The settings that a key of `overrides` names."""
+    return [name.strip() for name in key.split(",")]
+
+
+def _labelled(key: str, values: list[Any] | dict[str, Any]) -> list[tuple[str, Any]]:
+    """The values of a key of `overrides`, each with its label."""
+    if isinstance(values, dict):
+        return list(values.items())
+    return [(_label(value[0] if len(_keys(key)) > 1 else value), value) for value in values]
 
 
 def _label(value: Any) -> str:

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Union
 
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.utils import is_liger_kernel_available, is_torch_tf32_available
@@ -205,9 +206,24 @@ def check_schedule(args: TrainingArguments) -> None:
         cause = "lr_scheduler_kwargs" if args.lr_scheduler_kwargs else "lr_scheduler_type"
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
         kwargs = dict(args.lr_scheduler_kwargs or {})
-        get_scheduler(args.lr_scheduler_type, optimizer, 1, 10, scheduler_specific_kwargs=kwargs)
+        schedule = get_scheduler(args.lr_scheduler_type, optimizer, 1, 10, scheduler_specific_kwargs=kwargs)
     except Exception as error:  # what is raised depends on the optimizer's package
         raise ConfigError(f"{cause}: {' '.join(str(error).split()) or type(error).__name__}") from error
+    if getattr(args, "schedule_part", None) is not None:
+        behind(schedule, 0)
+
+
+def behind(schedule: Any, steps: int) -> LambdaLR:
+    """A schedule of the learning rate, as it is behind so many of its steps.
+
+    Raises ConfigError for one that does not follow from the number of steps alone.
+    """
+    if not isinstance(schedule, LambdaLR):
+        raise ConfigError(
+            f"schedule_part: {type(schedule).__name__} follows what is measured, not the number of steps, and has no "
+            "parts; choose another lr_scheduler_type, such as linear or cosine, or leave schedule_part out"
+        )
+    return LambdaLR(schedule.optimizer, schedule.lr_lambdas, last_epoch=steps - 1)
 
 
 def check_liger(args: TrainingArguments) -> None:

@@ -75,6 +75,17 @@ def _hub_problem(value: Any) -> str | None:
     return "optimizer states are not uploaded, so nothing could resume; use every_save"
 
 
+def _part_problem(value: Any) -> str | None:
+    if value is None or (
+        isinstance(value, list | tuple)
+        and len(value) == 2
+        and all(type(item) is int for item in value)
+        and 1 <= value[0] <= value[1]
+    ):
+        return None
+    return f"expected the number of a part and the number of parts, such as [2, 3], got {value!r:.80}"
+
+
 def _parallelism_problem(value: Any) -> str | None:
     # An object has been checked by accelerate; from a file comes what the Trainer does not take.
     if not isinstance(value, Mapping | str):
@@ -116,6 +127,7 @@ ARGUMENTS: Mapping[str, ArgumentRule] = {
     "ld_alpha": ArgumentRule(ge=0, le=1),
     # --- other values
     "hub_strategy": ArgumentRule(problem=_hub_problem),
+    "schedule_part": ArgumentRule(problem=_part_problem),
     "log_level": ArgumentRule(choices=tuple(trainer_log_levels)),
     "log_level_replica": ArgumentRule(choices=tuple(trainer_log_levels)),
     "ddp_backend": ArgumentRule(choices=("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl")),
@@ -287,6 +299,13 @@ class PreferenceConfig(TrainingArguments):
     )
     learning_rate: float = field(
         default=5e-6, metadata={"help": "Peak learning rate. The default is the paper's for RePO on math."}
+    )
+    schedule_part: list[int] | None = field(
+        default=None,
+        metadata={
+            "help": "Two numbers, such as 2 3, for the second of three equal parts of a schedule of the learning rate, "
+            "warmup included, that several trainings have together. By default this training has a whole one."
+        },
     )
     seed: int = field(
         default=0,

@@ -85,6 +85,8 @@ def check_kinds(model: Any, ref_model: Any, args: Any, peft_config: Any, optimiz
         kind = type(args).__name__
         hint = "build it with the same arguments" if isinstance(args, TrainingArguments) else "pass data by name"
         problems.append(f"args: expected a PreferenceConfig, got {kind}; {hint}")
+    elif args is not None and args.schedule_part is not None and not problems and optimizers[1] is not None:
+        problems.append("schedule_part: a schedule was passed in optimizers, which has no parts; remove one")
     reject("PreferenceTrainer", problems)
 
 

@@ -112,7 +112,10 @@ def optimization_of(
     if scheduler is not None:
         return {**settings, "lr_scheduler": scheduler}
     settings |= {name: getattr(args, name) for name in SCHEDULE} | {"warmup_steps": args.get_warmup_steps(steps)}
-    return settings if args.lr_scheduler_type in ENDLESS else {**settings, "steps of the whole training": steps}
+    if (part := getattr(args, "schedule_part", None)) is not None:
+        settings["schedule_part"] = "{} of {}".format(*part)
+    is_endless = part is None and args.lr_scheduler_type in ENDLESS
+    return settings if is_endless else {**settings, "steps of the whole training": steps}
 
 
 def given_optimizer(optimizer: Any, kind_and_settings: tuple[type, Mapping[str, Any]] | None) -> dict[str, Any]:

@@ -156,6 +156,7 @@ def train_in_this_process(
         "held_out_pairs": len(held_out or ()),
         "steps": result.global_step,
         "loss": result.training_loss,
+        "tokens": result.metrics["num_tokens"],
     }
     if held_out is not None:
         trainer.card.measured_at_the_end = _evaluate(trainer, held_out, output)

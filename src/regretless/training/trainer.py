@@ -728,8 +728,9 @@ class PreferenceTrainer(HookedTrainer):
         """
         if "loss" in logs:
             logs |= self._means["train"].take(self.accelerator)
-            logs["num_tokens"] = self._token_count.total(self.accelerator)
             logs["tokens_per_second"] = self._speed.take(self.accelerator)
+        if logs.keys() & {"loss", "train_loss"}:
+            logs["num_tokens"] = self._token_count.total(self.accelerator)
         if "train_loss" in logs:
             logs["train_loss"] = self._log_state.mean_loss()
         if "train_runtime" in logs:

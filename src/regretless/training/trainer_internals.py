@@ -23,6 +23,7 @@ from transformers.trainer_utils import HubStrategy
 
 from regretless.core.errors import ConfigError, reject
 from regretless.modeling.training_folder import CHECKPOINT, FILES, checkpoint_problem, list_files, load_weights
+from regretless.training.argument_checks import behind
 from regretless.training.resuming import reading
 from regretless.training.upload import public_files
 
@@ -62,6 +63,9 @@ METHODS: Mapping[str, Method] = {
     "_load_optimizer_and_scheduler": Method(("checkpoint",), "so that errors name the checkpoint"),
     "_load_best_model": Method((), "so that a damaged best checkpoint is refused"),
     "_push_from_checkpoint": Method(("checkpoint_folder",), "so that only files of the model go to the hub"),
+    "create_scheduler": Method(
+        ("num_training_steps", "optimizer"), "so that a training can have a part of a longer schedule"
+    ),
     "save_model": Method(
         ("output_dir", "_internal_call"), "so that a model that a user saves is whole, also a sharded one"
     ),
@@ -70,7 +74,7 @@ METHODS: Mapping[str, Method] = {
     "_finish_current_push": Method((), "so that an upload waits for the one before it"),
     "set_initial_training_values": Method(("args", "dataloader"), "for the number of steps, its last value"),
 }
-"""`save_model` and `set_initial_training_values` are public, but not what is used of them."""
+"""`create_scheduler`, `save_model` and `set_initial_training_values` are public, but not what is used of them."""
 ATTRIBUTES = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged")
 """Sums behind the next log line and the final loss, which training creates: checkpoints hold them (`log_state`)."""
 
@@ -153,6 +157,16 @@ class HookedTrainer(Trainer):
         if norm is not None and not overflows:
             self.check_grad_norm(norm)
         return norm
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make the schedule of the learning rate; with `schedule_part`, the whole one behind the parts before."""
+        part = getattr(self.args, "schedule_part", None)
+        if part is None or getattr(self, "lr_scheduler", None) is not None:
+            return super().create_scheduler(num_training_steps, optimizer)
+        number, count = part
+        whole = super().create_scheduler(count * num_training_steps, optimizer)
+        self.lr_scheduler = behind(whole, (number - 1) * num_training_steps)
+        return self.lr_scheduler
 
     # --- sums of the loss ---------------------------------------------------------------------------------------------
 

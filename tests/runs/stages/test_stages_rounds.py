@@ -17,17 +17,19 @@ import numpy as np
 import pytest
 
 from killed import AtWrite
-from regretless.core.errors import DataError
+from regretless.core.errors import ConfigError, DataError
 from regretless.core.files import read_json
 from regretless.data.preferences import read_pairs
 from regretless.data.responses import read_responses
 from regretless.modeling import load
 from regretless.modeling.load import ModelConfig, load_model
 from regretless.modeling.scoring import score_responses
+from regretless.rounds.round_prompts import has_both
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.planning.dry_run import State
 from regretless.runs.planning.plan import make_plan
 from regretless.runs.preflight import recipe_problems
+from regretless.runs.recipe import Recipe, parse_recipe
 from regretless.runs.stages import Listing
 from regretless.runs.stages.rounds import _Round
 from regretless.runs.stages.stage import PAIRS, Run
@@ -219,6 +221,84 @@ def test_rounds_when_their_prompts_are_parts_of_all_then_another_number_of_round
     assert problems(3, "disjoint") == problems(5, 10) == []
     (problem,) = problems(5, "disjoint")
     assert problem.startswith("rounds.count: ") and "one of 3 disjoint parts" in problem
+
+
+def test_rounds_when_they_have_one_schedule_then_each_trains_a_part_and_another_number_of_rounds_is_refused(
+    finished: Path, tmp_path: Path
+) -> None:
+    def recipe(count: int, schedule: str = "all", **training: Any) -> Recipe:
+        rounds = {"count": count, "prompts": 10, "schedule": schedule}
+        return rounds_recipe(tmp_path / "run", finished, rounds, **training)
+
+    def part(number: int, schedule: str = "all") -> Any:
+        outer = recipe(3, schedule)
+        assert outer.rounds is not None
+        train = _Round(outer.rounds, outer, number, "dpo").recipe(training=True).train
+        assert train is not None
+        return train.values_for("dpo").get("schedule_part")
+
+    assert [part(number) for number in (1, 2, 3)] == [[1, 3], [2, 3], [3, 3]] and part(2, "each") is None
+    (problem,) = recipe_problems(
+        recipe(3, lr_scheduler_type="reduce_lr_on_plateau", eval_pairs=4, eval_strategy="steps")
+    )
+    assert problem.startswith("rounds.schedule: ") and "follows what is measured" in problem
+    folder = tmp_path / "run/rounds/1/train/dpo"
+    folder.mkdir(parents=True)
+    StageFolder(folder, "0" * 32).finish("rounds/1/train/dpo", {"values": {"schedule_part": part(1)}}, {}, 1.0)
+    assert recipe_problems(recipe(3)) == recipe_problems(recipe(5, "each")) == []
+    (problem,) = recipe_problems(recipe(5))
+    assert problem.startswith("rounds.count: ") and "over 3 rounds" in problem and "schedule=each" in problem
+
+
+@pytest.mark.slow
+def test_rounds_when_prompts_rest_then_each_method_asks_those_with_both_verdicts_and_others_come_back(
+    finished: Path, tmp_path: Path
+) -> None:
+    def asked(place: str) -> dict[str, bool]:
+        return has_both(read_responses(tmp_path / place / "verify/responses.parquet")[0])
+
+    def recipe(count: int) -> Recipe:
+        rounds = {"count": count, "prompts": "all", "rest": 1}
+        return rounds_recipe(tmp_path, finished, rounds, objective=["dpo", "sft"], **LORA)
+
+    run_recipe(recipe(2))
+    done = [name for name, outcome in run_recipe(recipe(3)).outcomes.items() if outcome.ran]
+    assert all(name.startswith(("rounds/3/", "train/")) for name in done)
+    first = asked("rounds/1")
+    for method in ("dpo", "sft"):
+        second, third = asked(f"rounds/2/{method}"), asked(f"rounds/3/{method}")
+        assert second.keys() == {name for name, both in first.items() if both} < first.keys()
+        assert third.keys() == first.keys() - {name for name, both in second.items() if not both}
+        assert len(third) > len(second), "else the test shows nothing"
+
+
+def test_rounds_when_prompts_rest_then_only_later_rounds_have_prompts_of_their_own(
+    finished: Path, tmp_path: Path
+) -> None:
+    def names(prompts: Any, rest: int | None) -> set[str]:
+        recipe = rounds_recipe(tmp_path, finished, {"count": 2, "prompts": prompts, "rest": rest}, **LORA)
+        units = itertools.chain(*Listing(recipe, recipe.run_dir, "rounds").groups)
+        return {unit.name for unit in units if unit.name.endswith("/prompts")}
+
+    assert names("all", None) == set() and names("all", 1) == {"rounds/2/dpo/prompts"}
+    assert names(5, None) == {"rounds/1/prompts", "rounds/2/prompts"}
+    assert names(5, 1) == {"rounds/1/prompts", "rounds/2/dpo/prompts"}
+    recipe = rounds_recipe(tmp_path, finished, {"count": 2, "prompts": 5, "rest": 1})
+    with pytest.raises(ConfigError, match=r"rounds\.rest: prompts rest by the verdicts .*add `verify`"):
+        parse_recipe({**recipe.model_dump(mode="json", exclude_unset=True), "verify": None}, "test")
+
+
+@pytest.mark.slow
+def test_rounds_when_they_have_one_schedule_and_other_numbers_of_steps_then_each_ends_at_its_share_of_it(
+    finished: Path, tmp_path: Path
+) -> None:
+    rounds = {"count": 3, "prompts": 10, "schedule": "all", "optimizer": "carried"}
+    run_recipe(rounds_recipe(tmp_path, finished, rounds, num_train_epochs=1, warmup_steps=0, lora={"r": 4}))
+    for number, place in ((1, "rounds/1"), (2, "rounds/2/dpo"), (3, "rounds/3/dpo")):
+        log = read_json(tmp_path / place / "train/dpo/trainer_state.json")["log_history"]
+        rates = [line["learning_rate"] for line in log if "loss" in line]
+        share = [(number - 1 + step / len(rates)) / 3 for step in range(len(rates))]
+        np.testing.assert_allclose(rates, [0.01 * (1 - done) for done in share], rtol=1e-9)
 
 
 BASE, SECOND = "base", "{run}/rounds/2/dpo/train/dpo"

@@ -52,8 +52,9 @@ class Rounds(Stage["RoundsConfig"]):
         if not _can_repeat(run.recipe):
             raise ConfigError(f"{self.name}: expected the sections sample, train and model")
         stay = _models_stay(run)
-        if config.prompts != "all":
-            yield [self._prompts(config, run, number) for number in range(1, config.count + 1)]
+        shared = [_Round(config, run.recipe, number, "") for number in range(1, config.count + 1)]
+        if asked := [self._prompts(config, run, now) for now in shared if now.prompts and not now.rests]:
+            yield asked
         for units in self._until_pairs(run, _Round(config, run.recipe, 1, "")):
             yield [replace(unit, models_stay=stay) for unit in units]
         for method in _methods(run.recipe):
@@ -67,6 +68,8 @@ class Rounds(Stage["RoundsConfig"]):
         measured: list[Mapping[str, Any]] = []
         for number in range(1, config.count + 1):
             now = _Round(config, run.recipe, number, method)
+            if now.rests:
+                yield [self._prompts(config, run, now)]
             if number > 1:
                 yield from self._until_pairs(run, now)
             pairs = Path(now.run(run).latest(PAIRS, TRAIN))
@@ -96,19 +99,22 @@ class Rounds(Stage["RoundsConfig"]):
         inner = now.run(run)
         yield from inner.units([name for name in stages_of(inner.recipe) if name != TRAIN])
 
-    def _prompts(self, config: RoundsConfig, run: Run, number: int) -> Unit:
-        assert run.recipe.sample is not None
+    def _prompts(self, config: RoundsConfig, run: Run, now: _Round) -> Unit:
+        assert run.recipe.sample is not None and now.prompts is not None
         size = config.prompts if isinstance(config.prompts, int) else None
-        drawn = {"number": number, "parts": config.parts, "size": size, "seed": config.seed}
+        parts = 1 if config.prompts == "all" else config.parts
+        drawn = {"number": now.number, "parts": parts, "size": size, "seed": config.seed}
         source = run.recipe.sample.prompts
-        task = {"work": "regretless.rounds.round_prompts", "source": source, **drawn}
-        return run.unit(self, f"{self.place}/{number}/{PROMPTS}", {"source": dump(source), **drawn}, task)
+        task: dict[str, Any] = {"work": "regretless.rounds.round_prompts", "source": source, **drawn}
+        inputs: dict[str, Path] = {}
+        if now.rests:
+            task["earlier"] = [Path(one.run(run).latest(RESPONSES, "pair")) for one in now.before(config.rest)]
+            inputs = {f"earlier-{age}": path for age, path in enumerate(task["earlier"], 1)}
+        return run.unit(self, now.prompts, {"source": dump(source), **drawn}, task, inputs=inputs)
 
     def _replay(self, config: RoundsConfig, run: Run, now: _Round, pairs: Path) -> Unit:
         assert config.replay is not None
-        oldest = max(1, now.number - (config.replay.most_age or now.number))
-        before = [_Round(config, run.recipe, number, now.method) for number in range(now.number - 1, oldest - 1, -1)]
-        earlier = [Path(one.run(run).latest(PAIRS, TRAIN)) for one in before]
+        earlier = [Path(one.run(run).latest(PAIRS, TRAIN)) for one in now.before(config.replay.most_age)]
         drawn = {"share": config.replay.share, "seed": now.seed(config.seed)}
         task = {"work": "regretless.rounds.replay", "pairs": pairs, "earlier": earlier, **drawn}
         inputs = {"pairs": pairs, **{f"earlier-{age}": path for age, path in enumerate(earlier, 1)}}
@@ -167,15 +173,40 @@ class Rounds(Stage["RoundsConfig"]):
             machine.add(
                 f"{self.name}.optimizer", "each process of train.strategy=fsdp2 has only a part of its state; set fresh"
             )
-        before = read_mark(recipe.run_dir / self.place / "1" / PROMPTS / MANIFEST)
-        parts = None if before is None else before["settings"].get("parts")
-        if parts is not None and config.parts not in (None, parts):
+        if config.schedule == "all":
+            for method in _methods(recipe):
+                train = _Round(config, recipe, 1, method).recipe(training=True).train
+                assert train is not None
+                for problem in train.problems_here(method):
+                    key, _, reason = problem.partition(": ")
+                    if key.endswith("schedule_part"):
+                        machine.add(f"{self.name}.schedule", reason)
+        self._check_extended(config, recipe, machine)
+
+    def _check_extended(self, config: RoundsConfig, recipe: Recipe, machine: Machine) -> None:
+        """Add the problem of a run with another number of rounds, of which nothing could be kept."""
+
+        def settings_of(name: str) -> Mapping[str, Any]:
+            mark = read_mark(recipe.run_dir / self.place / "1" / name / MANIFEST)
+            return {} if mark is None else mark["settings"]
+
+        parts = settings_of(PROMPTS).get("parts") if config.prompts == "disjoint" else None
+        if parts not in (None, config.count):
             machine.add(
                 f"{self.name}.count",
                 f"the rounds in {recipe.run_dir} have one of {parts} disjoint parts of the prompts each: with "
                 f"{config.count} rounds every part is another one, and nothing that is done could be kept; set it to "
                 f"{parts}, choose another output_dir, or set rounds.prompts to a number, with which a run can be "
                 "extended",
+            )
+        trained = [settings_of(f"{TRAIN}/{method}") for method in _methods(recipe) if config.schedule == "all"]
+        counts = {part[1] for settings in trained if (part := settings.get("values", {}).get("schedule_part"))}
+        for count in sorted(counts - {config.count}):
+            machine.add(
+                f"{self.name}.count",
+                f"the rounds in {recipe.run_dir} have one schedule of the learning rate over {count} rounds: with "
+                f"{config.count} every step has another rate, and no training that is done could be kept; set it to "
+                f"{count}, or choose another output_dir; a run that begins with rounds.schedule=each can be extended",
             )
 
     def finished(self, config: RoundsConfig, listed: Listing) -> Iterator[str]:
@@ -225,7 +256,7 @@ class Rounds(Stage["RoundsConfig"]):
         if section is None:
             return None
         few = {"count": min(section["count"], MINIATURE_ROUNDS), "prompts": "all", "stop": {}, "measured": 16}
-        return {**section, **few, **({"replay": None} if few["count"] == 1 else {})}
+        return {**section, **few, "rest": None, **({"replay": None} if few["count"] == 1 else {})}
 
 
 class _Round:
@@ -237,6 +268,18 @@ class _Round:
         place = Rounds.name
         self.folder = f"{place}/1" if number == 1 else f"{place}/{number}/{method}"
         self.training, self.measured = f"{self.folder}/{TRAIN}/{method}", f"{self.folder}/{MEASURE}/{method}"
+        self.rests = config.rest is not None and number > 1
+        """True if earlier responses decide which prompts it asks."""
+        asks_all = config.prompts == "all" and not self.rests
+        self.prompts = None if asks_all else f"{self.folder if self.rests else f'{place}/{number}'}/{PROMPTS}"
+        """The folder of its prompts; None if it asks all that the recipe names."""
+
+    def before(self, most: int | None) -> list[_Round]:
+        """Earlier rounds of its method, the last first; at most so many."""
+        oldest = max(1, self.number - (most or self.number))
+        return [
+            _Round(self.config, self.outer, number, self.method) for number in range(self.number - 1, oldest - 1, -1)
+        ]
 
     def run(self, outer: Run) -> Run:
         """The round as a run in another one."""
@@ -260,10 +303,9 @@ class _Round:
         sections[TRAIN] = self._training(sections[TRAIN])
         if not training:
             sampled: dict[str, Any] = {"models": [dump(self.writer())]}
-            if config.prompts != "all":
+            if self.prompts is not None:
                 answers = {} if outer.sample.prompts.answer_column is None else {"answer_column": "answer"}
-                dataset = f"{RUN}/{Rounds.name}/{self.number}/{PROMPTS}/prompts.jsonl"
-                sampled["prompts"] = {"dataset": dataset, **answers}
+                sampled["prompts"] = {"dataset": f"{RUN}/{self.prompts}/prompts.jsonl", **answers}
             sample = sections["sample"]
             sections["sample"] = sample.parse({**dump(sample), **sampled}, "rounds")
         start = self.writer() if config.start == "previous" else outer.model
@@ -281,6 +323,8 @@ class _Round:
             values["objective"] = self.method
         if self.number > 1 and self.config.start == "previous":
             values["lora"] = None  # the adapter of the round before is trained further
+        if self.config.schedule == "all":
+            values["schedule_part"] = [self.number, self.config.count]
         if self.config.reference == "behavior":
             reading = [name for name in train.objectives if _reads_reference(train, name)]
             reading = [name for name in reading if not _behavior_problems(train, name)]  # of others, `problems` tells
