@@ -235,12 +235,15 @@ def _ours(model: Any, tokenizer: Any, case: Case, common: dict[str, Any], option
 
 
 def _listed(tokens: int, vocabulary: int) -> bytes:
-    """`LISTED` likely tokens at each of so many, spread over the vocabulary, with nine tenths of the probability."""
+    """`LISTED` likely tokens at each of so many, spread over the vocabulary, with nine tenths of the probability.
+
+    They depend on the position alone: equal beginnings of responses list the same tokens, as those of one writer do.
+    """
     import numpy as np
 
     from regretless.core.top_logps import packed
 
-    ids = np.random.default_rng(tokens).integers(vocabulary // LISTED, size=(tokens, LISTED))
+    ids = np.random.default_rng(0).integers(vocabulary // LISTED, size=(tokens, LISTED))
     ids += np.arange(LISTED) * (vocabulary // LISTED)
     return packed(ids, np.full(ids.shape, np.log(0.9 / LISTED))).tobytes()
 

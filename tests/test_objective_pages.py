@@ -18,9 +18,7 @@ METRICS = ("rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/
 
 
 def _text(default: Any) -> str:
-    if default is None:
-        return "null"
-    if isinstance(default, list):
+    if default is None or isinstance(default, bool | list):
         return json.dumps(default)
     return f"{default:g}" if isinstance(default, float) else str(default)
 

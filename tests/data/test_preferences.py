@@ -224,6 +224,8 @@ BAD_ROWS = [
     ),
     (GOOD | IDS | {"prefix_tokens": 2}, "prefix_tokens: 2, and chosen has 2 token ids: expected more, because the"),
     (GOOD | IDS | {"prefix_tokens": 1, "rejected_cut_at": 1}, "prefix_tokens: 1, and rejected has 1 token ids: expect"),
+    (GOOD | {"preference_probability": 1.5}, "preference_probability: expected a number from 0 to 1, got 1.5"),
+    (GOOD | {"preference_probability": "0.7"}, "preference_probability: expected a number from 0 to 1, got '0.7'"),
     (GOOD | {"prefix_tokens": 1}, "prefix_tokens: 1, and chosen has 0 token ids: expected more"),
     (
         GOOD | IDS | {"prefix_tokens": 1, "rejected_token_ids": [221, 20]},
@@ -352,6 +354,7 @@ def test_pairs_when_written_then_every_field_is_read_back_equal(suffix: str, tmp
         chosen=side("4", [7, 19, 2]),
         rejected=side("5", [7, 20, 2]),
         prefix_tokens=1,
+        preference_probability=0.9,
         topic="sums",
         pair_id="p",
         prompt_id="q",
@@ -365,6 +368,11 @@ def test_pairs_when_written_then_every_field_is_read_back_equal(suffix: str, tmp
     assert {name for name, value in pair_row(pair).items() if value is None} == {"chosen_tokens", "rejected_tokens"}
     write_records(tmp_path / f"pairs.{suffix}", [pair])
     assert read_pairs(tmp_path / f"pairs.{suffix}") == ([pair], [])
+
+
+@pytest.mark.parametrize("value", ["strong", 2, 0.9])
+def test_users_column_preference_when_read_then_it_is_no_probability(value: object) -> None:
+    assert only(GOOD | {"preference": value}) == only(GOOD)
 
 
 def test_saved_data_set_folder_when_read_then_its_split_is_taken(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def many(count: int, pair: Pair = RELEASED) -> list[Pair]:
 def test_masked_pair_when_made_then_the_last_tokens_are_gone_with_their_log_probabilities(
     pair: Pair, folder: str, tmp_path: Path
 ) -> None:
+    pair = changed(pair, preference_probability=0.7)
     write_records(tmp_path / "in.parquet", [pair])
     summary = run(MaskConfig(lengths=(8,), tokenizer=folder), tmp_path / "in.parquet", tmp_path)
     pairs, refused = read_pairs(tmp_path / "pairs.parquet")
@@ -84,6 +85,7 @@ def test_masked_pair_when_made_then_the_last_tokens_are_gone_with_their_log_prob
     assert masked.rejected.text == [{"role": "assistant", "content": SOLUTION.removesuffix(" answer is \\boxed{6}.")}]
     assert (masked.chosen.text, masked.chosen.token_ids, masked.chosen.complete) == (pair.chosen.text, ids, True)
     assert (masked.rejected.complete, masked.kind, masked.rejected.model) == (False, "masked", "writer")
+    assert masked.preference_probability is None
     assert (masked.pair_id, masked.chosen.id, masked.rejected.id) == ("c>-8", "c", "c-8")
     assert summary == {
         "pairs": 2,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from flat_pairs import pair_of
 from regretless.core.errors import ConfigError, DataError
@@ -270,6 +272,7 @@ def test_stage_when_no_pair_results_then_it_fails_and_says_why(tmp_path: Path) -
         ),
         ({"unusable": lambda row: True}, "unusable, .* returned True; expected a text, or None"),
         ({"compare": lambda rows: None}, "compare, .* returned None; expected a list of responses"),
+        ({"probability": lambda *_: 1.5}, r"probability, .* returned 1\.5; expected a number from 0 to 1"),
     ],
 )
 def test_rule_when_it_raises_or_returns_another_form_then_it_is_named(
@@ -484,6 +487,21 @@ def test_siblings_when_responses_part_then_the_units_there_are_a_pair_behind_the
     assert (pair.chosen.token_ids, pair.chosen.logps, pair.chosen.cut_at) == (first.token_ids, first.logps, 3)
     assert [side.complete for side in pair.sides.values()] == [False, False]
     assert counts["confirmed"] == 1.0
+
+
+@pytest.mark.parametrize("error", [0.1, 0.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.2, 1.0])
+def test_preference_probability_when_by_regret_then_it_is_the_mean_over_the_posterior(
+    error: float, temperature: float
+) -> None:
+    first, other = of_regret("a", (0.0, 0.0)), of_regret("b", (0.4, 0.5))
+    rows = [replace(row, regret_error=error) for row in (first, other)]
+    (pair,), _ = make_pairs(rows, PairConfig(rule="response_regret", label_temperature=temperature))
+    # The gap, of both halves together, and its error.
+    draws = torch.randn(200_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    gaps = 0.45 + math.sqrt(2) * error * draws
+    expected = ((gaps / temperature).sigmoid() if temperature else (gaps > 0).double()).mean().item()
+    assert pair.preference_probability == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,73 @@ def test_ld_alpha_of_zero_when_lengths_are_equal_then_nothing_changes_for_any_ob
     torch.testing.assert_close(found.pair_rewards(PAIRS), expected.pair_rewards(PAIRS), rtol=1e-12, atol=0)
 
 
+SOFT = [name for name in OBJECTIVES if "rejected" in build(name).needs and build(name).zero_point is None]
+
+
+@pytest.mark.parametrize("name", SOFT)
+@pytest.mark.parametrize("more", [{}, {"importance": "mean"}, {"ld_alpha": 0.5}])
+def test_soft_labels_when_pairs_have_probabilities_then_loss_and_gradient_are_the_mix_of_both_directions(
+    name: str, more: dict[str, Any], make_batch: MakeBatch
+) -> None:
+    if "ld_alpha" in more and name not in LENGTHS:
+        pytest.skip("divides by the length of a response")
+    batch, share = make_batch([4, 2, 1]), torch.tensor([0.8, 0.3], dtype=torch.float64)
+    policy = batch.pop("policy").detach().requires_grad_()
+    logps = Logps(policy, **batch)
+    soft = build(name, soft_labels=True, **more)(logps, PAIRS, share)
+    one, other = (build(name, **more)(logps, pairs) for pairs in (PAIRS, PAIRS.flip(1)))
+    mix = share * one.pair_losses + (1 - share) * other.pair_losses
+    torch.testing.assert_close(soft.pair_losses, mix, rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad(loss, policy, retain_graph=True)[0] for loss in (soft.loss, mix.mean())]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+    rewards = soft.pair_rewards(PAIRS), one.pair_rewards(PAIRS)
+    assert rewards == (None, None) or torch.equal(*rewards)  # those of the pair as it is
+    certain = build(name, soft_labels=True, **more)(logps, PAIRS, torch.ones(2)).pair_losses
+    assert torch.equal(certain, one.pair_losses)
+    # Probabilities alone change nothing.
+    assert torch.equal(build(name, **more)(logps, PAIRS, share).pair_losses, one.pair_losses)
+
+
+def test_soft_labels_of_dpo_when_all_are_equal_then_they_are_conservative_smoothing() -> None:
+    logps = _logps()
+    soft = build("dpo", beta=BETA, soft_labels=True)(logps, PAIRS, torch.tensor([0.9, 0.9], dtype=torch.float64))
+    smooth = build("dpo", beta=BETA, label_smoothing=0.1, smoothing="conservative")(logps, PAIRS)
+    torch.testing.assert_close(soft.pair_losses, smooth.pair_losses, rtol=1e-12, atol=0)
+    # By hand, from margins of 10.5 and −0.75 nats.
+    margins = (10.5, -0.75)
+    by_hand = [0.9 * _loss(margin) + 0.1 * _loss(-margin) for margin in margins]
+    assert soft.pair_losses.tolist() == pytest.approx(by_hand, rel=1e-12)
+    slopes = [BETA * (1 / (1 + math.exp(-BETA * margin)) - 0.9) for margin in margins]
+    (gradient,) = torch.autograd.grad(soft.pair_losses.sum(), logps.policy)
+    by_hand = [slopes[0], -slopes[0] + slopes[1], -slopes[1]]
+    assert gradient[:, 0].tolist() == pytest.approx(by_hand, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("sft", {"soft_labels": True}, "soft_labels: sft reads no rejected response"),
+        ("kto", {"soft_labels": True}, "soft_labels: kto has losses of single responses"),
+        (
+            "weighted_sum",
+            {"terms": [{"objective": "dpo", "soft_labels": True}]},
+            "terms.0.soft_labels: it is for all terms",
+        ),
+    ],
+)
+def test_soft_labels_when_no_pair_can_be_flipped_then_they_are_refused(
+    name: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(name, **settings)
+
+
+@pytest.mark.parametrize("given", [None, torch.tensor([0.5]), torch.tensor([0.5, 1.1]), torch.tensor([0.5, math.nan])])
+def test_soft_labels_when_probabilities_are_missing_or_none_then_it_is_an_error(given: Tensor | None) -> None:
+    with pytest.raises(DataError, match="dpo: soft_labels needs a probability from 0 to 1 for each of 2 pairs"):
+        build("dpo", soft_labels=True)(_logps(), PAIRS, given)
+
+
 @pytest.mark.parametrize(
     ("kind", "clip", "weights"),
     [

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models
 from transformers import CTRLTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast, TrainerCallback
 
 from flat_pairs import changed, pair_of
-from regretless.core.errors import ConfigError
+from regretless.core.errors import ConfigError, DataError
 from regretless.data import pair_source
 from regretless.data.rows import read_rows, write_records
 from regretless.data.tokenization import TokenizedPair, TokenizedSide, encode_prompt, tokenize_pairs
@@ -141,6 +141,7 @@ def test_table_when_written_then_pairs_come_back_as_they_were(pairs: list[Tokeni
         dataclasses.replace(unlabeled, logps_dropped="chosen: “other” vocabulary"),
         dataclasses.replace(pairs[1], chosen=TokenizedSide(pairs[1].chosen.ids), rejected=None),
         dataclasses.replace(pairs[2], rejected=TokenizedSide(ids, {"behavior": (single,) * len(ids), **numbers})),
+        dataclasses.replace(pairs[3], preference_probability=0.1 + 0.2),
     ]
     exact = [
         dataclasses.replace(pair, chosen=rounded(pair.chosen), rejected=pair.rejected and rounded(pair.rejected))
@@ -180,10 +181,25 @@ def test_kept_table_when_settings_change_or_it_was_cut_off_then_it_is_made_again
     assert not makes(learning_rate=0.5, seed=4)
     assert makes(max_length=12)
     assert not makes(max_length=12)
+    # It was read without a look at the labels that soft_labels needs.
+    with pytest.raises(DataError, match=r"soft_labels needs the column preference_probability.* none of 30 pairs has"):
+        makes(objective_kwargs={"soft_labels": True})
     # The file that is written last marks a table as complete.
     for complete in (tmp_path / "kept").glob("*/refused.jsonl"):
         complete.unlink()
     assert makes()
+
+
+def test_soft_labels_when_a_pair_has_none_then_training_notes_how_many(
+    make_trainer: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        pair_of(prompt="w4", chosen="w5", rejected=rejected, preference_probability=label)
+        for rejected, label in (("w6", 0.7), ("w8", None), ("w9", 0.0))
+    ]
+    trainer = make_trainer(data=rows, objective="dpo", objective_kwargs={"soft_labels": True})
+    assert [item.pair.preference_probability for item in trainer.train_dataset] == [0.7, None, 0.0]
+    assert "1 of 3 pairs have no preference_probability and count as certain" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", ["file", "folder"])

@@ -20,6 +20,7 @@ from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.training_folder import last_complete_checkpoint
 from regretless.objectives import OBJECTIVES, Logps, Output, build
 from regretless.objectives.dpo import DPO
+from regretless.objectives.inputs import preferences
 from regretless.training import trainer as trainer_module
 from regretless.training.data import PairDataset
 from regretless.training.trainer import PreferenceTrainer
@@ -31,6 +32,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in OBJECTIVES if not build(name).token_numbers),
     ("repo", {"formulation": "released", "sft_weight": 0.3}),
     ("repo", {"granularity": "step", "discount": 0.9}),
+    ("repo", {"soft_labels": True}),
     ("kto", {"reference_point": "paired"}),
     ("dpo", {"reference": "behavior", "ld_alpha": 0.5, "importance": "mean", "importance_clip": 2.0}),
     ("weighted_sum", {"terms": [{"objective": "kto"}, {"objective": "sft", "weight": 0.5}, {"objective": "repo"}]}),
@@ -91,14 +93,18 @@ def plain_loss(
                 for item in items
             ]
         z_ref = torch.stack(ratios).mean().clamp(min=0)
-    return build(name, **hyperparameters)(Logps(**stacked, z_ref=z_ref), indices).loss
+    objective = build(name, **hyperparameters)
+    of_pairs = preferences(objective, [pair.preference_probability for pair in pairs])
+    return objective(Logps(**stacked, z_ref=z_ref), indices, of_pairs).loss
 
 
 @pytest.mark.parametrize(("name", "hyperparameters"), METHODS)
 def test_training_step_when_compared_with_plain_computation_then_loss_and_lora_gradients_agree(
     name: str, hyperparameters: dict[str, Any], make_trainer: Make, pairs: list[TokenizedPair]
 ) -> None:
-    trainer = make_trainer(objective=name, objective_kwargs=hyperparameters, seed=1)
+    labels = itertools.cycle([None, 0.3, 0.8])
+    pairs = [dataclasses.replace(pair, preference_probability=next(labels)) for pair in pairs]
+    trainer = make_trainer(objective=name, objective_kwargs=hyperparameters, seed=1, data=pairs)
     model = trainer.model
     # LoRA starts as the identity; moved away from it, policy and reference differ.
     numbers = torch.Generator().manual_seed(5)

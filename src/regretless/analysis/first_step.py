@@ -14,7 +14,7 @@ from regretless.data.tokenization import FUTURE, TokenizedPair
 from regretless.modeling.layout import Ids
 from regretless.objectives import Logps, Objective
 from regretless.objectives.base import SATURATED
-from regretless.objectives.inputs import as_logps, of_data, padded, step_numbers
+from regretless.objectives.inputs import as_logps, of_data, padded, preferences, step_numbers
 
 PAIRS_AT_ONCE = 128
 Reference = Mapping[tuple[Ids, Ids], NDArray[np.float32]]
@@ -64,7 +64,8 @@ def values_at_start(
     for start in range(0, len(able), PAIRS_AT_ONCE):
         chunk = able[start : start + PAIRS_AT_ONCE]
         rows = torch.arange(2 * len(chunk)).view(-1, 2)
-        output = objective(at_reference(objective, chunk, reference, ends_step), rows)
+        logps = at_reference(objective, chunk, reference, ends_step)
+        output = objective(logps, rows, preferences(objective, [pair.preference_probability for pair in chunk]))
         losses.append(output.pair_losses.flatten())
         if (of_pairs := output.pair_rewards(rows)) is not None:
             rewards.append(of_pairs)

@@ -16,6 +16,7 @@ from regretless.data.columns import SIDES
 from regretless.data.tokenization import TokenizedPair
 from regretless.modeling.layout import Ids
 from regretless.objectives import Objective
+from regretless.objectives.inputs import preferences
 
 BINS, NEAR_END = 10, 10
 Vector = NDArray[np.float64]
@@ -58,7 +59,7 @@ def _sizes(
     policy = logps.policy.clone().requires_grad_()
     logps = dataclasses.replace(logps, policy=policy)
     rows = torch.arange(2 * len(pairs)).view(-1, 2)
-    output = objective(logps, rows)
+    output = objective(logps, rows, preferences(objective, [pair.preference_probability for pair in pairs]))
     (gradient,) = torch.autograd.grad(output.pair_losses.sum(), policy)
     sizes, lengths = gradient.abs().numpy(), logps.lengths.tolist()
     return [sizes[row, :length] for row, length in enumerate(lengths)]

@@ -196,6 +196,8 @@ class Pair:
     kind: Literal["original", "masked"] = "original"
     prefix_tokens: int | None = None
     """Number of tokens that both responses begin with and that are context: nothing compares or trains them."""
+    preference_probability: float | None = None
+    """Probability that the chosen response is the better one, for training with `soft_labels`."""
     topic: str | None = None
     """What it is about, so that whole topics can be held out of training (`train.eval_by`)."""
     source_row: str | None = field(default=None, compare=False)
@@ -295,6 +297,7 @@ UnitHalves = Annotated[list[list[Real]], Field(min_length=2, max_length=2, descr
 Halves = Annotated[list[Real], Field(min_length=2, max_length=2, description="two finite numbers")]
 Counts = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(description="whole numbers, 0 or more")]
 Count = Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more")]
+Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, description="a number from 0 to 1")]
 Place = Annotated[int, Field(ge=1, lt=2**31, description="a whole number, 1 or more")]
 Kind = Annotated[LogpsKind, Field(description="raw or sampled")]
 Finish = Annotated[FinishReason, Field(description="stop, length or stop_string")]
@@ -385,6 +388,7 @@ COLUMN_TYPES: Mapping[str, ColumnType] = {
     "complete": ColumnType(Flag, pa.bool_()),
     "cut_at": ColumnType(Place, pa.int32()),
     "prefix_tokens": ColumnType(Place, pa.int32()),
+    "preference_probability": ColumnType(Probability, pa.float64()),
     "stopped": ColumnType(Flag, pa.bool_()),
     "kind": ColumnType(PairKind),
 }

@@ -111,6 +111,8 @@ class TokenizedPair:
     """Whether a text prompt was put into a template. Not stored in a table for training."""
     topic: str | None = field(default=None, compare=False)
     """`Pair.topic`."""
+    preference_probability: float | None = None
+    """`Pair.preference_probability`."""
     filled: tuple[str, ...] = field(default=(), compare=False)
     """Names of values that the pair lacked and got (`with_missing`). Not stored in a table for training."""
     row: Pair | None = field(default=None, compare=False, repr=False)
@@ -335,6 +337,7 @@ class _PairEncoder:
             and tuple(pair.prompt_token_ids) != prompt,
             wrapped=wrapped,
             topic=pair.topic,
+            preference_probability=pair.preference_probability,
             row=pair,
         )
 

@@ -255,4 +255,5 @@ def _masked(source: _Source, codec: Codec | None, horizon: Literal["cut", "store
         rejected=replace(rejected, text=text, id=f"{chosen.id}-{length}"),
         pair_id=f"{chosen.id}>-{length}",
         kind="masked",
+        preference_probability=None,
     )

@@ -54,6 +54,10 @@ class PairConfig(Section):
     """Most wrong responses per prompt; not used by `best_vs_random`. The paper uses 2."""
     smallest_gap: float = Field(default=1.0, ge=0, le=100)
     """Least difference of two regrets, in posterior standard errors, for the rules `regret` and `response_regret`."""
+    label_temperature: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
+    """Temperature τ of `preference_probability`, which the rules `regret` and `response_regret` write for training with
+    `soft_labels`: the mean of σ(difference of two regrets / τ) over its posterior. At 0 it is the probability that the
+    chosen side has less regret."""
     allow_unequal: bool = False
     """Whether `response_regret` compares responses with different numbers of units. Regret grows with their number, so
     such pairs mostly rank lengths; `pair` prints the rank correlation of the two."""
@@ -151,7 +155,7 @@ def make_pairs(responses: Iterable[Response], config: PairConfig) -> tuple[list[
         if isinstance(selected, str):
             dropped[selected] += 1
             continue
-        doubts = [_doubt(config, prompt_id, chosen, rejected) for chosen, rejected in selected]
+        doubts = [_doubt(config, chosen, rejected) for chosen, rejected in selected]
         doubted.update(filter(None, doubts))
         if selected and all(doubts):
             dropped["doubtful"] += 1
@@ -193,15 +197,20 @@ def _groups(
         yield from ((prompt_id, of_one) for _, of_one in sorted(writers.items()))
 
 
-def _doubt(config: PairConfig, prompt_id: str, chosen: Response, rejected: Response) -> str | None:
+def _doubt(config: PairConfig, chosen: Response, rejected: Response) -> str | None:
     scores = [side.score for side in (chosen, rejected) if side.score is not None]
     if config.smallest_margin is not None and len(scores) == 2 and scores[0] - scores[1] < config.smallest_margin:
         return SMALL_MARGIN
-    if RULES.find(config.rule).doubt is None:
-        return None
-    limits = Limits(config.smallest_gap, config.allow_unequal)
-    doubt: str | None = _ask(config.rule, "doubt", prompt_id, chosen, rejected, limits)
+    doubt: str | None = _estimate(config, "doubt", chosen, rejected)
     return doubt
+
+
+def _estimate(config: PairConfig, function: str, chosen: Response, rejected: Response) -> Any:
+    """What a rule that pairs by estimates says about a pair; None if the rule is no such rule."""
+    if getattr(RULES.find(config.rule), function) is None:
+        return None
+    limits = Limits(config.smallest_gap, config.allow_unequal, config.label_temperature)
+    return _ask(config.rule, function, chosen.prompt_id, chosen, rejected, limits)
 
 
 def _confirmed(kept: int, doubted: Mapping[str, int]) -> dict[str, Any]:
@@ -282,6 +291,7 @@ RESULTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "compare": (_are_responses, "a list of responses"),
     "unusable": (lambda result: isinstance(result, str | None), "a text, or None for a response that can be paired"),
     "doubt": (lambda result: isinstance(result, str | None), "a text, or None for a pair that is kept"),
+    "probability": (lambda result: isinstance(result, float | int) and 0 <= result <= 1, "a number from 0 to 1"),
     "select": (
         lambda result: isinstance(result, str) or (isinstance(result, Sequence) and all(map(_is_pair, result))),
         "a list of pairs (chosen, rejected) of two different responses, or a text that says why there are none",
@@ -338,6 +348,7 @@ def _pair(chosen: Response, rejected: Response, config: PairConfig) -> Pair:
         prompt_token_ids=chosen.prompt_token_ids if same_prompt_ids else None,
         logps_kind=config.logps if has_logps else None,
         prefix_tokens=(chosen.prefix_tokens or None) if comparable and isinstance(chosen, Unit) else None,
+        preference_probability=_estimate(config, "probability", chosen, rejected),
         tokenizer=chosen.tokenizer if comparable else several_tokenizers(chosen.tokenizer, rejected.tokenizer),
     )
 

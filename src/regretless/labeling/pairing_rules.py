@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, product
 from random import Random
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 from regretless.core.plugins import Registry
@@ -21,12 +21,14 @@ EQUAL = 1e-9
 
 
 class Limits(NamedTuple):
-    """Settings of which pairs are in doubt."""
+    """Settings of rules that pair by estimates."""
 
     smallest_gap: float
     """Least difference of two estimates, in standard errors."""
     allow_unequal: bool
     """Whether responses with different numbers of units may be compared."""
+    label_temperature: float
+    """Difference of two estimates, in their unit, at which a preference has the odds e : 1; 0: any is certain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,8 @@ class Rule:
     gap below `smallest_gap` standard errors; `UNCONFIRMED`: data that selection has not seen say the opposite;
     `UNEQUAL`: numbers of units that are not compared. Of the pairs that are left, a prompt keeps as many at random as
     `correct_vs_wrong` makes."""
+    probability: Callable[[Response, Response, Limits], float] | None = None
+    """`Pair.preference_probability` of a pair (chosen, rejected)."""
 
 
 def _undecided(response: Response) -> str | None:
@@ -281,13 +285,27 @@ def doubt_of_regret(chosen: Response, rejected: Response, limits: Limits) -> str
     are_whole = not isinstance(chosen, Unit)
     if are_whole and not limits.allow_unequal and len(chosen.unit_ends or ()) != len(rejected.unit_ends or ()):
         return UNEQUAL
-    errors = (one.q_error if isinstance(one, Unit) else one.regret_error or 0.0 for one in (chosen, rejected))
     # Half of the continuations: twice the variance.
-    error = math.sqrt(2) * math.hypot(*errors)
+    error = math.sqrt(2) * _error(chosen, rejected)
     selecting, confirming = (_value(chosen, half) - _value(rejected, half) for half in (0, 1))
     if selecting < limits.smallest_gap * error:
         return CLOSE
     return None if confirming > 0 else UNCONFIRMED
+
+
+def probability_by_regret(chosen: Response, rejected: Response, limits: Limits) -> float:
+    """E[σ(gap / τ)] over a normal posterior of the gap of two regrets, from all continuations; P(gap > 0) at τ = 0."""
+    mean = fmean(_value(chosen, half) - _value(rejected, half) for half in (0, 1))
+    gap = NormalDist(mean, max(_error(chosen, rejected), EQUAL))
+    if not (temperature := limits.label_temperature):
+        return 1 - gap.cdf(0)
+    # (1 + tanh(x / 2)) / 2 is σ(x), without overflow.
+    return fmean((1 + math.tanh(value / temperature / 2)) / 2 for value in gap.quantiles(200))
+
+
+def _error(*both: Response) -> float:
+    """Posterior standard deviation of the difference of two regrets, or of the Q^μ of two units."""
+    return math.hypot(*(one.q_error if isinstance(one, Unit) else one.regret_error or 0.0 for one in both))
 
 
 RULES: Registry[Rule] = Registry(
@@ -298,8 +316,8 @@ RULES: Registry[Rule] = Registry(
         "best_vs_random": Rule(_unscored, best_vs_random),
         "above_writer": Rule(_unjudged, higher_score, _above_writer),
         "best_start": Rule(_unjudged, higher_score, _value_of_start),
-        "regret": Rule(_without_unit_values, sibling_regret, doubt=doubt_of_regret),
-        "response_regret": Rule(_unmeasured, response_regret, doubt=doubt_of_regret),
+        "regret": Rule(_without_unit_values, sibling_regret, doubt=doubt_of_regret, probability=probability_by_regret),
+        "response_regret": Rule(_unmeasured, response_regret, doubt=doubt_of_regret, probability=probability_by_regret),
     },
     lambda _, part: None if isinstance(part, Rule) else f"expected a Rule, got {part!r}",
     {

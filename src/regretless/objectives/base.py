@@ -42,6 +42,7 @@ FIELDS = ("mask", "reference", "behavior", "reference_kl", "steps", "future")
 """Fields of `Logps` of the shape of `policy`."""
 SATURATED = 10.0
 """Margin (nats) beyond which a log-sigmoid loss has practically no gradient left, or as good as all it can have."""
+SINGLE_LOSSES = "has losses of single responses, which have no flipped form"
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -189,7 +190,8 @@ class Objective(Section):
     """A loss over pairs of responses. Its fields are its hyperparameters; calling it computes the loss.
 
     Calling takes `logps` and the pairs (P, 2) long (row of the chosen, row of the rejected; rows may repeat). Methods
-    without a rejected side also take (P, 1), and never read the second column. A method of your own has a `name`, its
+    without a rejected side also take (P, 1), and never read the second column. With `soft_labels` it also takes the
+    `preferences` (P,), probabilities that the chosen response is the better one. A method of your own has a `name`, its
     hyperparameters as fields, `needs` where they differ, and `compute`. The fields below modify any method.
 
     The loss of a pair must not depend on the other pairs of a call: the trainer computes a step in parts, whose pairs
@@ -226,6 +228,9 @@ class Objective(Section):
     behavior policy, each the ratio of an average token (`mean`, as in WPO) or of the whole response (`sum`)."""
     importance_clip: Positive = 1.0
     """Largest probability ratio of a response; used with `importance` only."""
+    soft_labels: bool = False
+    """Whether a pair's loss is p times its own plus 1 − p times that of the flipped pair, p being the probability that
+    the chosen response is the better one, `preference_probability` in the data."""
 
     @model_validator(mode="after")
     def _check_modifiers(self) -> Self:
@@ -253,6 +258,10 @@ class Objective(Section):
                     f"{self.name} divides by the length of a response and has no reference, so that a smaller "
                     "weight of its last tokens would raise the reward of the longer response; leave it out"
                 )
+        if self.soft_labels and "rejected" not in self.needs:
+            problems["soft_labels"] = f"{self.name} reads no rejected response to prefer; leave it out"
+        elif self.soft_labels and self.zero_point is not None:
+            problems["soft_labels"] = f"{self.name} {SINGLE_LOSSES}; leave it out"
         if problems:
             errors = [setting_error((key,), text, getattr(self, key)) for key, text in problems.items()]
             raise ValidationError.from_exception_data(type(self).__name__, errors)
@@ -303,7 +312,7 @@ class Objective(Section):
             raise ConfigError(f"`token_value` of {self.name}: expected reward, regret or det, got {self.token_value!r}")
         return self
 
-    def __call__(self, logps: Logps, pairs: Tensor) -> Output:
+    def __call__(self, logps: Logps, pairs: Tensor, preferences: Tensor | None = None) -> Output:
         present = {"rejected", *(logps.token_numbers.keys() - INPUTS)}
         present |= {name for name in REMEDIES if getattr(logps, name, None) is not None}
         missing = sorted(self.required - present)
@@ -312,10 +321,10 @@ class Objective(Section):
         pairs = self._checked(pairs, logps)
         given = replace(logps, reference=logps.behavior) if self.reference == "behavior" else logps
         if self.ld_alpha == 1:
-            output = self._checked_output(given, pairs)
+            output = self._labeled(given, pairs, preferences)
         else:
             rows = torch.arange(pairs.numel(), device=pairs.device).view_as(pairs)
-            output = self._checked_output(_without_long_tails(given, pairs, self.ld_alpha), rows)
+            output = self._labeled(_without_long_tails(given, pairs, self.ld_alpha), rows, preferences)
             output = replace(output, rows=rows)
         if self.importance != "none":
             assert logps.behavior is not None
@@ -326,6 +335,22 @@ class Objective(Section):
             weights = weights if output.pair_losses.dim() == 2 else weights.prod(dim=1)
             output = replace(output, pair_losses=output.pair_losses * weights)
         return output
+
+    def _labeled(self, logps: Logps, pairs: Tensor, preferences: Tensor | None) -> Output:
+        """What `compute` returns; with `soft_labels`, the losses are the means over both directions of each pair."""
+        output = self._checked_output(logps, pairs)
+        if not self.soft_labels:
+            return output
+        share = torch.tensor([]) if preferences is None else preferences.to(output.pair_losses)
+        if share.shape != (len(pairs),) or not ((share >= 0) & (share <= 1)).all():
+            raise DataError(
+                f"{self.name}: soft_labels needs a probability from 0 to 1 for each of {len(pairs)} pairs, got "
+                f"{share.tolist()!s:.100}; pass preferences"
+            )
+        if output.pair_losses.dim() == 2:
+            raise ConfigError(f"{self.name} {SINGLE_LOSSES}; leave out soft_labels")
+        flipped = self._checked_output(logps, pairs.flip(1)).pair_losses
+        return replace(output, pair_losses=share * output.pair_losses + (1 - share) * flipped)
 
     @abstractmethod
     def compute(self, logps: Logps, pairs: Tensor) -> Output:

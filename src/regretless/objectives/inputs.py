@@ -35,6 +35,13 @@ def as_logps(inputs: Mapping[str, Tensor]) -> dict[str, Any]:
     return {**fields, "token_numbers": {name: values for name, values in inputs.items() if name not in INPUTS}}
 
 
+def preferences(objective: Objective, probabilities: Sequence[float | None]) -> Tensor | None:
+    """What an objective with `soft_labels` is called with, (P,): pairs without a probability are certain; else None."""
+    if not objective.soft_labels:
+        return None
+    return torch.tensor([1.0 if probability is None else probability for probability in probabilities])
+
+
 def padded(rows: Sequence[Tensor]) -> Tensor:
     """Rows of values of different lengths as one tensor (R, T), padded with 0."""
     return pad_sequence(list(rows), batch_first=True)

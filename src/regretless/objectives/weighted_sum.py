@@ -42,7 +42,11 @@ class WeightedSum(Objective):
         zero_points = set()
         for number, term in enumerate(terms):
             try:
-                zero_points.add(_term(term)[1].zero_point)
+                objective = _term(term)[1]
+                zero_points.add(objective.zero_point)
+                if objective.soft_labels:
+                    text = "it is for all terms: a pair has one label; set it for the sum"
+                    problems.append(setting_error((number, "soft_labels"), text, True))
             except ConfigError as error:
                 for key, _, text in (problem.partition(": ") for problem in error.problems):
                     problems.append(setting_error((number, key), text, term))

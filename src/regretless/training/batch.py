@@ -20,7 +20,7 @@ from regretless.modeling.router_loss import DistinctTokens
 from regretless.modeling.rows import RowKind, lay_out_rows
 from regretless.modeling.token_logps import TokenScores
 from regretless.objectives import Logps, Objective
-from regretless.objectives.inputs import as_logps, lacks, of_data, padded, step_numbers
+from regretless.objectives.inputs import as_logps, lacks, of_data, padded, preferences, step_numbers
 from regretless.objectives.listed import Listed
 from regretless.training.data import TrainingPair
 from regretless.training.packing import cut_rows
@@ -56,6 +56,8 @@ class PairBatch:
     """Tokens of its rows that the load-balancing loss is about; 0 if it is not computed."""
     top: Tensor | None = None
     """(R, T, K) log-probabilities (nats) under the behavior policy of the tokens that the layouts list, if they do."""
+    preferences: Tensor | None = None
+    """(P,) what an objective with `soft_labels` is called with."""
     aux_weight: float = 1.0
     """Factor of the load-balancing loss beside the mean loss over pairs: this micro-batch's share of the step's counted
     tokens divided by its share of the step's pairs, because the step weights the sum of the two by the latter."""
@@ -92,6 +94,7 @@ class PairBatch:
             gather=self.gather.to(device),
             mask=self.mask.to(device),
             pairs=self.pairs.to(device),
+            preferences=None if self.preferences is None else self.preferences.to(device),
             inputs={name: values.to(device, non_blocking=True) for name, values in self.inputs.items()},
             top=None if self.top is None else self.top.to(device, non_blocking=True),
         )
@@ -163,6 +166,7 @@ def build_batch(
         gather=padded([gather[number] for number in range(len(items))]),
         mask=padded([torch.ones(length, dtype=torch.bool) for length in lengths]),
         pairs=torch.tensor(numbers),
+        preferences=preferences(objective, [item.pair.preference_probability for item in pairs]),
         inputs=inputs,
         top=padded([torch.from_numpy(each["logp"].copy()) for each in entries]) if entries else None,
         token_counts=(sum(lengths[chosen] for chosen, _ in numbers), sum(lengths[rejected] for _, rejected in numbers)),

@@ -191,7 +191,7 @@ class _Reading:
             self.template,
             self.tokenizer.special_tokens_map,
             [self.args.max_length, self.args.max_prompt_length, self.args.truncation],
-            [self.need_rejected, self.names, dict(self.objective.missing)],
+            [self.need_rejected, self.names, dict(self.objective.missing), self.objective.soft_labels],
         ]
 
     def make(
@@ -237,7 +237,7 @@ class _Reading:
         """The usable pairs, in order; the others are written to `refusals`. Raises, at the end, as `make` does."""
         # The pairs, chunk by chunk.
         kept, first_refused, refused_count, done, other_prompts, wrapped, texts = 0, list[Refusal](), 0, 0, 0, 0, 0
-        filled = 0
+        filled = labeled = 0
         lacking: dict[str, Counter[str]] = {name: Counter() for name in self.names}
         listed: set[int] = set()
         with bar(f"tokenize {self.name}", _length(rows)) as advance:
@@ -255,6 +255,7 @@ class _Reading:
                     refused = part.refused
                 tokenized = [pair.with_missing(self.objective.missing) for pair in tokenized]
                 filled += sum(bool(pair.filled) for pair in tokenized)
+                labeled += sum(pair.preference_probability is not None for pair in tokenized)
                 # Pairs that were tokenized before may have it for an objective that does not read it.
                 looks_ahead = FUTURE in self.names
                 tokenized = [pair.with_future() if looks_ahead else pair.without_future() for pair in tokenized]
@@ -277,6 +278,16 @@ class _Reading:
         check_some_left(range(kept), first_refused, self.name, refused_count)
         if codec_of(self.tokenizer).turn_tokens is not None:
             say_choice(self.name, PAIR_TEMPLATE, wrapped, texts, "which takes messages")
+        if self.objective.soft_labels and not labeled:
+            raise DataError(
+                f"{self.name}: soft_labels needs the column preference_probability, the probability that the chosen "
+                f"response is the better one, and none of {kept} pairs has it; write it, as pair.rule=regret does, or "
+                "leave soft_labels out"
+            )
+        if self.objective.soft_labels and labeled < kept:
+            print_note(
+                f"{self.name}: {kept - labeled} of {kept} pairs have no preference_probability and count as certain"
+            )
         if filled:
             print_note(
                 f"{self.name}: {filled} of {kept} pairs lack behavior log-probabilities and are trained with a Dirac "

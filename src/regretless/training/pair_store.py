@@ -23,7 +23,7 @@ from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import Ids, own_ids
 
 RECORDS, INDEX = "records.bin", "index.npz"
-FORMAT = 8
+FORMAT = 9
 """Format version of the two files; a table of another format is not read."""
 
 
@@ -129,7 +129,8 @@ def _pack(pair: TokenizedPair) -> bytes:
     names = [[list(side.values), len(side.top or b"")] for side in sides]
     tops = b"".join(side.top or b"" for side in sides)
     of_earlier_file = pair.row is not None and pair.row.source_row is not None
-    rest = [pair.pair_id, pair.source, pair.kind, pair.logps_dropped, pair.topic, names, of_earlier_file]
+    of_pair = [pair.pair_id, pair.source, pair.kind, pair.logps_dropped, pair.topic, pair.preference_probability]
+    rest = [*of_pair, names, of_earlier_file]
     text = clean_text(json.dumps(rest, ensure_ascii=False)).encode()
     return head.tobytes() + ids.tobytes() + values.tobytes() + tops + text + np.int32(len(text)).tobytes()
 
@@ -145,7 +146,7 @@ def _unpack(data: bytes) -> tuple[TokenizedPair, bool]:
         return tuple(values)
 
     size = int(np.frombuffer(data[-4:], np.int32)[0])
-    pair_id, source, kind, dropped, topic, names, of_earlier_file = json.loads(data[-4 - size : -4])
+    pair_id, source, kind, dropped, topic, probability, names, of_earlier_file = json.loads(data[-4 - size : -4])
     prompt, count = take(2)
     lengths = take(count)
     prompt_ids, *ids = [take(length) for length in (prompt, *lengths)]
@@ -166,5 +167,6 @@ def _unpack(data: bytes) -> tuple[TokenizedPair, bool]:
         kind=kind,
         logps_dropped=dropped,
         topic=topic,
+        preference_probability=probability,
     )
     return pair, of_earlier_file

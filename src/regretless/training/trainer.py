@@ -531,7 +531,7 @@ class PreferenceTrainer(HookedTrainer):
         if scores is None:
             scores = joined([self._scores(model, layout, statistics=counts) for layout in inputs.layouts])
         logps = inputs.logps(scores, z_ref)
-        output = self.objective(logps, inputs.pairs)
+        output = self.objective(logps, inputs.pairs, inputs.preferences)
         loss = output.loss
         aux_loss = None
         if scores.routers is not None and inputs.counted_tokens:
