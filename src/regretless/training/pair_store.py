@@ -23,7 +23,7 @@ from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import Ids, own_ids
 
 RECORDS, INDEX = "records.bin", "index.npz"
-FORMAT = 8
+FORMAT = 9
 """Format version of the two files; a table of another format is not read."""
 
 
