@@ -126,6 +126,10 @@ def test_counts_when_responses_are_shared_then_distinct_tokens_are_counted_once(
     assert (data["responses"], data["distinct_responses"], data["repeated_pairs"]) == (12, 5, 1)
     assert found["lengths"]["prompt"]["median"] == PROMPT
     assert found["lengths"]["chosen"]["max"] == c1
+    assert found["steps"] == {}
+    text = pairs[0].chosen.text
+    stepwise = replace(pairs[0], chosen=replace(pairs[0].chosen, step_ends=[1, len(text)]))
+    assert inspect(tmp_path, [stepwise], policy, sample=0)[0]["steps"]["chosen"]["mean"] == 2
     assert "objectives" not in found
     assert found["notes"] == [
         "1 of 6 pairs repeat an earlier one (same prompt, same responses): each is trained on as often as it occurs",

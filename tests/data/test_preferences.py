@@ -347,6 +347,7 @@ def test_pairs_when_written_then_every_field_is_read_back_equal(suffix: str, tmp
             "top_logps_kind": "raw",
         }
         others: dict[str, Any] = {"model": "m", "complete": False, "cut_at": 2, "stopped": False, "score": 1.5}
+        others |= {"step_ends": [1, 3], "step_labels": [1, None]}
         return Side(text=assistant(text), id=text, token_ids=ids, **others, **per_token)
 
     pair = Pair(

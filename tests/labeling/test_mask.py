@@ -107,6 +107,13 @@ def test_mask_when_the_rest_is_stored_then_its_tokens_stay_behind_the_cut(pair: 
     (cut,), _ = mask_pairs([pair], MaskConfig(lengths=(8,), tokenizer=folder))
     assert (masked.rejected.token_ids, masked.rejected.logps) == (pair.chosen.token_ids, pair.chosen.logps)
     assert (masked.rejected.text, masked.rejected.cut_at, masked.rejected.complete) == (cut.rejected.text, 27, False)
+    # Steps that are stored stay, others are cut with the text.
+    stepwise = changed(pair, chosen_step_ends=[60, 70, len(SOLUTION)], chosen_step_labels=[1, 0, -1])
+    for horizon, ends, labels in (("stored", [60, 70, len(SOLUTION)], [1, 0, -1]), ("cut", [60, 64], [1, None])):
+        config = MaskConfig(lengths=(8,), tokenizer=folder, horizon=horizon)  # type: ignore[arg-type]
+        side = mask_pairs([stepwise], config)[0][0].rejected
+        assert side is not None
+        assert (side.step_ends, side.step_labels) == (ends, labels)
     # A cut response is masked again, from its cut on.
     graded = replace(masked, chosen=masked.rejected, rejected=pair.rejected, kind="original")
     for horizon in ("cut", "stored"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from regretless.data.contamination import Benchmarks
 from regretless.data.preferences import read_pairs
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
+from regretless.data.steps import joined
 from regretless.labeling.pair import PairConfig, make_pairs, run
 from regretless.labeling.pairing_rules import RULES, Rule
 
@@ -643,3 +645,76 @@ def test_responses_when_paired_within_their_writer_then_each_has_its_pairs_and_o
     config = PairConfig(max_correct=1, max_wrong=1, within_writer=True)
     alone, _ = make_pairs([row for row in many if row.model == "b"], config)
     assert texts(make_pairs(many, config)[0])[1:] == texts(alone)
+
+
+def of_steps(name: str, steps: list[str], labels: list[int | None], **values: Any) -> Response:
+    text, ends = joined(steps)
+    defaults: dict[str, Any] = {"finish_reason": None, "step_ends": ends, "step_labels": labels}
+    return replace(response(name, **{**defaults, **values}), response=text)
+
+
+GOOD_STEPS = of_steps("x", ["a", "b", "c"], [1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("others", "pairs", "dropped"),
+    [
+        # The step "b" ends a line in one response and the text in the other.
+        ([of_steps("y", ["a", "d"], [1, -1])], [("a\nb", "a\nd")], {}),
+        ([of_steps("y", ["a", "d", "e"], [1, -1, -1])], [("a\nb", "a\nd")], {}),
+        (
+            [of_steps("y", ["d"], [-1]), of_steps("z", ["a", "b", "f"], [1, 1, -1])],
+            [("a", "d"), ("a\nb\nc", "a\nb\nf")],
+            {},
+        ),
+        # Neutral and unknown steps are neither; nor is one that has two labels.
+        ([of_steps("y", ["a", "d"], [1, 0]), of_steps("z", ["a", "e"], [1, None])], [], {"no_siblings": 1}),
+        ([of_steps("y", ["a", "d"], [1, -1]), of_steps("z", ["a", "d", "e"], [1, 1, 1])], [], {"no_siblings": 1}),
+        ([of_steps("y", ["a", "d"], [1, -1]), of_steps("y", ["a", "d"], [1, 1])], [], {"no_siblings": 1}),
+    ],
+)
+def test_step_labels_when_a_context_has_good_and_bad_steps_then_they_are_pairs_of_beginnings(
+    others: list[Response], pairs: list[tuple[str, str]], dropped: dict[str, int]
+) -> None:
+    made, counts = make_pairs([GOOD_STEPS, *others], PairConfig(rule="step_labels"))
+    assert sorted(texts(made)) == pairs
+    assert counts["prompts_dropped"] == dropped
+    for side in (side for pair in made for side in pair.sides.values()):
+        assert side.complete is False
+        assert side.step_ends is not None
+        assert (side.step_ends[-1], len(side.step_labels or [])) == (len(side.text[0]["content"]), len(side.step_ends))  # type: ignore[index]
+
+
+def test_step_labels_when_a_context_has_many_then_so_many_of_each_are_drawn_and_others_are_left_out() -> None:
+    rows = [of_steps(f"{sign}{number}", [f"{sign}{number}"], [sign]) for sign in (1, -1) for number in range(5)]
+    rows.append(response("unlabeled", "correct"))
+    made, counts = make_pairs(rows, PairConfig(rule="step_labels", max_correct=3, max_wrong=1))
+    assert len(made) == len(set(texts(made))) == 3
+    assert {chosen[0] for chosen, _ in texts(made)} == {"1"}
+    assert len({rejected for _, rejected in texts(made) if rejected[0] == "-"}) == 1
+    assert counts["responses_left_out"] == {"without_step_labels": 1}
+
+
+def test_step_labels_when_tokens_are_recorded_then_they_are_kept_where_the_response_ends_with_the_step() -> None:
+    known: dict[str, Any] = {"token_ids": [5, 6, 7], "logps": [-1.0, -2.0, -3.0], "finish_reason": "stop"}
+    rows = [of_steps("x", ["a", "b"], [1, 1], **known), of_steps("y", ["c"], [-1], **known)]
+    (pair,), counts = make_pairs(rows, PairConfig(rule="step_labels"))
+    assert (pair.chosen.token_ids, pair.chosen.logps, pair.chosen.complete) == (None, None, False)
+    assert (pair.rejected.token_ids, pair.rejected.logps, pair.rejected.complete) == (
+        [5, 6, 7],
+        [-1.0, -2.0, -3.0],
+        True,
+    )  # type: ignore[union-attr]
+    assert counts["pairs_without_logps"] == 1
+
+
+def test_public_steps_when_paired_then_contexts_with_both_signs_give_pairs(shared: Path, tmp_path: Path) -> None:
+    summary = run(PairConfig(rule="step_labels"), shared / "data/prm/prm800k_steps.jsonl", tmp_path)
+    pairs, refused = read_pairs(tmp_path / "pairs.parquet")
+    assert (refused, summary["prompts"], summary["responses"], summary["refused"]) == ([], 108, 676, 0)
+    contexts = Counter((pair.prompt_id, len(pair.chosen.step_ends or ())) for pair in pairs)
+    assert (len(contexts), sum(steps == 1 for _, steps in contexts), len(pairs)) == (29, 27, 67)
+    assert {(pair.chosen.step_labels or [0])[-1] for pair in pairs} == {1}
+    assert {(pair.rejected.step_labels or [0])[-1] for pair in pairs if pair.rejected} == {-1}
+    with pytest.raises(DataError, match="labels of steps: set rule to one of step_labels"):
+        run(PairConfig(), shared / "data/prm/prm800k_steps.jsonl", tmp_path)

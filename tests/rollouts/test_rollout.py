@@ -331,6 +331,16 @@ def test_units_of_a_column_end_where_it_says(
     pq.write_table(table.append_column("steps", [ends]), tmp_path / "rows.parquet")
     rows = measured(config_of(k=2, column="steps"), tmp_path / "rows.parquet", models(0), tmp_path / "out")
     assert {(row["unit"], row["start"]) for row in rows} == {(0, 0), (1, 1)}
+    stepwise = [
+        replace(row, step_ends=[1, len(row.response)]) if len(row.response) > 1 else row
+        for row in read_responses(tmp_path / "rows.parquet")[0]
+    ]
+    write_records(tmp_path / "stepwise.parquet", stepwise)
+    by_step = measured(config_of(k=2, at="steps"), tmp_path / "stepwise.parquet", models(0), tmp_path / "steps")
+    longer = {row.response_id for row in stepwise if len(row.response) > 1}
+    assert by_step == [row for row in rows if row["response_id"] in longer]
+    refused = (tmp_path / "steps" / "refused.jsonl").read_text()
+    assert "step_ends: missing, so where its steps end is unknown" in refused
     with pytest.raises(DataError, match="no column others"):
         measured(config_of(column="others"), tmp_path / "rows.parquet", models(0), tmp_path / "other")
 

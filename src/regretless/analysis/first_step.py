@@ -104,7 +104,7 @@ def at_reference(
         for name in of_data(objective)
     }
     if "steps" in objective.required:
-        inputs["steps"] = step_numbers([side.ids for _, side in responses], ends_step)
+        inputs["steps"] = step_numbers([(side.ids, side.steps) for _, side in responses], ends_step)
     return Logps(
         policy,
         mask=padded([torch.ones(len(side.own), dtype=torch.bool) for _, side in responses]),

@@ -129,6 +129,7 @@ def run(
         **_contamination(tokenized, benchmarks),
         "tokens": _tokens(tokenized),
         "lengths": _lengths(tokenized),
+        "steps": _steps(tokenized),
     }
     wanted = sorted(frozenset().union(*(objective.token_numbers for objective in built.values())))
     results["data"]["without_token_numbers"] = {
@@ -269,6 +270,16 @@ def _lengths(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
     }
 
 
+def _steps(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
+    """Steps of the sides of which the data says where they end."""
+    counts: dict[str, list[int]] = {}
+    for pair in pairs:
+        for name, side in zip(SIDES, pair.sides, strict=False):
+            if side.steps:
+                counts.setdefault(name, []).append(side.steps[-1] + 1)
+    return {name: spread(of_side) for name, of_side in counts.items()}
+
+
 def _responses(pairs: Sequence[TokenizedPair]) -> list[tuple[Ids, Ids]]:
     """(prompt, response) of both sides of all pairs."""
     return [item for pair in pairs for item in pair.items]
@@ -362,6 +373,7 @@ def _show(results: Mapping[str, Any]) -> None:
         f"{tokens['pairwise']:,} tokens, {tokens['distinct_token_ratio']:.2f} times the distinct ones"
     )
     show_table("tokens", results["lengths"], ("mean", "min", "median", "q95", "max"))
+    show_table("steps, where the data says where they end", results["steps"], ("mean", "min", "median", "q95", "max"))
     margins = {
         label: {"loss": entry["loss"], "saturated": entry["saturated"], **(entry["margin"] or {})}
         for label, entry in results.get("objectives", {}).items()

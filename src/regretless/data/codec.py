@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -558,6 +558,26 @@ class Codec:
             for spelled in self._spellings(body, special)
         )
 
+    def tokens_at(self, ids: Ids, text: str, ends: Sequence[int]) -> list[int]:
+        """Numbers of tokens that write the first `ends` characters (rising) of a text that ids begin with.
+
+        A token that an end divides lies before it. Raises DataError if the ids begin with another text.
+        """
+        for form, special in product(FORMS, (False, True)):
+            whole, wanted = form(self.decode([ids], special=special)[0]), form(text).rstrip()
+            # A stop string may have ended the text within one more token.
+            if whole.startswith(wanted) or (whole and wanted.startswith(whole)):
+                break
+        else:
+            raise DataError("step_ends: its tokens spell another text, so where its steps end in them is unknown")
+
+        def written(count: int) -> int:
+            return len(form(self.decode([ids[:count]], special=special)[0].rstrip(CUT_CHARACTER)))
+
+        # Behind the text, if its tokens are cut there, every character counts as one.
+        lengths = [len(form(text[:end])) + max(0, end - len(text)) for end in ends]
+        return [bisect_left(range(len(ids)), length, key=written) for length in lengths]
+
     def _spellings(self, ids: Ids, special: bool) -> Iterator[str]:
         """The text of ids; while it ends inside a character, also without the last token."""
         for length in range(len(ids), -1, -1):
@@ -631,4 +651,12 @@ def parsed(arguments: str | None) -> dict[str, Any]:
 
 def _plain(text: str) -> str:
     # Some tokenizers normalize what they read, so a text comes back in its composed form.
-    return unicodedata.normalize("NFC", text).strip()
+    return _composed(text).strip()
+
+
+def _composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+FORMS: Sequence[Callable[[str], str]] = (str, str.lstrip, _composed, lambda text: _composed(text).lstrip())
+"""How a text may differ from what its tokens decode to: without the first spaces, and normalized."""

@@ -91,6 +91,10 @@ class Response:
     """Text that the verifier took as the response's answer."""
     score: float | None = None
     """Scalar quality from a judge; higher is better."""
+    step_ends: list[int] | None = None
+    """Characters of the text at the end of each step of reasoning; the last is its length."""
+    step_labels: list[int | None] | None = None
+    """Label of each step: 1 good, 0 neutral, -1 bad, None unknown."""
     regret: float | None = None
     """Σ Reg of its units, measured by `rollout`."""
     regret_error: float | None = None
@@ -150,6 +154,11 @@ class Side:
     tokens may lack the last characters of the text: those of the token that the stop string began within."""
     score: float | None = None
     """Scalar quality from a judge; higher is better."""
+    step_ends: list[int] | None = None
+    """Characters at the end of each step of reasoning, as in `Response`; those behind a cut (`cut_at`) go on behind the
+    text."""
+    step_labels: list[int | None] | None = None
+    """Label of each step, as in `Response`."""
 
     @property
     def pieces(self) -> list[int] | list[str] | None:
@@ -296,6 +305,7 @@ Reals = Annotated[list[Real], Field(description="finite numbers")]
 UnitHalves = Annotated[list[list[Real]], Field(min_length=2, max_length=2, description="two lists of finite numbers")]
 Halves = Annotated[list[Real], Field(min_length=2, max_length=2, description="two finite numbers")]
 Counts = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(description="whole numbers, 0 or more")]
+StepLabels = Annotated[list[Annotated[int, Field(ge=-1, le=1)] | None], Field(description="a list of 1, 0, -1 or null")]
 Count = Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more")]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False, description="a number from 0 to 1")]
 Place = Annotated[int, Field(ge=1, lt=2**31, description="a whole number, 1 or more")]
@@ -376,6 +386,8 @@ COLUMN_TYPES: Mapping[str, ColumnType] = {
     "answer_is_json": ColumnType(Flag, pa.bool_()),
     "verdict": ColumnType(VerdictName),
     "score": ColumnType(Score, pa.float64()),
+    "step_ends": ColumnType(Counts, IDS),
+    "step_labels": ColumnType(StepLabels, pa.list_(pa.int8())),
     "regret": ColumnType(Real, pa.float64()),
     "regret_error": ColumnType(Real, pa.float64()),
     "regret_halves": ColumnType(Halves, pa.list_(pa.float64())),

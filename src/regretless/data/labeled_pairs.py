@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regretless.data.schema import Unusable, quoted
+from regretless.data.steps import is_stepwise
 
 SIGNED = {-3: 0, -2: 0, -1: 0, 0: None, 1: 1, 2: 1, 3: 1}
 PLACE = {0: 0, 1: 1}
@@ -127,6 +128,8 @@ def _is_counted(row: Mapping[str, Any], name: str) -> bool:
 
 def hint(row: Mapping[str, Any]) -> str | None:
     """What to do about a row without chosen and rejected, by the columns that it has."""
+    if is_stepwise(row):
+        return "its steps have labels: `regretless pair rule=step_labels` makes pairs of good and bad steps"
     for better, worse in BETTER_FIRST:
         if row.get(better) is not None and row.get(worse) is not None:
             return f"{better} is the better response: chosen_key={better} rejected_key={worse}"

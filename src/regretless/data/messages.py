@@ -203,6 +203,14 @@ def parts_of(texts: Sequence[Text | None]) -> tuple[str, ...]:
     return tuple(name for name in PARTS if any(name in message for message in messages))
 
 
+def only_text(text: Text) -> str | None:
+    """A plain text, or that of a single message of nothing else; None for any other response."""
+    if isinstance(text, str):
+        return text
+    plain = len(text) == 1 and not {"tool_calls", REASONING[0]} & text[0].keys()
+    return str(text[0]["content"]) if plain else None
+
+
 def is_empty(response: Text) -> bool:
     """True if a response says nothing: no text, no tool call, no reasoning by the assistant."""
     if isinstance(response, str):

@@ -12,7 +12,7 @@ import numpy as np
 
 from regretless.data.columns import PER_TOKEN, SIDES, ReleasedColumns, Side, SideName, Text
 from regretless.data.labeled_pairs import hint
-from regretless.data.messages import check_is_text, from_json, is_empty, read_message
+from regretless.data.messages import check_is_text, from_json, is_empty, only_text, read_message
 from regretless.data.schema import (
     IN_RELEASE,
     OF_SCORE,
@@ -26,6 +26,7 @@ from regretless.data.schema import (
     name_or,
     quoted,
 )
+from regretless.data.steps import check_steps
 
 T = TypeVar("T")
 PROMPT_COLUMNS = ("prompt", "instruction", "question", "conversations")
@@ -357,6 +358,7 @@ def read_side(row: Mapping[str, Any], name: SideName, text: Text, default_id: st
         check_lengths(column, pieces, logps)
         or check_numbers(f"{name}_token_numbers", pieces, numbers)
         or check_top(f"{name}_top_logps", pieces, columns["top_logps"])
+        or check_steps(columns, only_text(text), f"{name}_")
     )
     if problem:
         raise Unusable(problem)

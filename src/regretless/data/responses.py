@@ -22,10 +22,14 @@ from regretless.data.schema import (
     read_gold,
     stored_gold,
 )
+from regretless.data.steps import check_steps, from_steps
 
 
 def read_responses(path: str | Path) -> tuple[list[Response], list[Refusal]]:
-    """Responses of a file, and the rejected rows; at least `prompt` and `response` are required."""
+    """Responses of a file, and the rejected rows; at least `prompt` and `response` are required.
+
+    Rows of steps with labels (`from_steps`) are read, too, those of PRM800K as several responses.
+    """
     path = Path(path)
     kept: list[Response] = []
     refused: list[Refusal] = []
@@ -34,7 +38,9 @@ def read_responses(path: str | Path) -> tuple[list[Response], list[Refusal]]:
             refused.append(row)
             continue
         try:
-            kept.append(_response(row, path, number))
+            several = from_steps(row)
+            names = [f"{number}.{place}" for place in range(1, len(several) + 1)] if len(several) > 1 else [str(number)]
+            kept += [_response(one, path, number, name) for one, name in zip(several, names, strict=True)]
         except Unusable as reason:
             refused.append(Refusal(str(path), number, str(reason), row))
     kept, others = of_one_kind(kept, lambda row: (isinstance(row.prompt, str),))
@@ -42,8 +48,8 @@ def read_responses(path: str | Path) -> tuple[list[Response], list[Refusal]]:
     return kept, sorted(refused, key=lambda refusal: refusal.line)
 
 
-def _response(row: Mapping[str, Any], path: Path, number: int) -> Response:
-    """Response of a row. Raises Unusable."""
+def _response(row: Mapping[str, Any], path: Path, number: int, name: str) -> Response:
+    """Response of a row; `name`: its own in the file. Raises Unusable."""
     columns = check_response(row)
     if read_template_arguments(row) is not None:
         raise Unusable(
@@ -56,7 +62,7 @@ def _response(row: Mapping[str, Any], path: Path, number: int) -> Response:
     values = {name: value for name, value in columns.items() if value is not None}
     values |= {
         "prompt_id": prompt_id,
-        "response_id": name_or(columns["response_id"], f"{prompt_id}-{number}"),
+        "response_id": name_or(columns["response_id"], f"{prompt_id}-{name}"),
         "prompt": check_is_text(prompt) if isinstance(prompt, str) else [read_message(item) for item in prompt],
         "token_numbers": given_numbers(columns["token_numbers"]),
         **stored_gold(read_gold(row)),
@@ -85,6 +91,7 @@ def check_response(row: Mapping[str, Any]) -> dict[str, Any]:
         check_lengths("logps", pieces, columns["logps"])
         or check_numbers("token_numbers", pieces, columns["token_numbers"])
         or check_top("top_logps", pieces, columns["top_logps"])
+        or check_steps(columns, row["response"])
     )
     if problem is not None:
         raise Unusable(problem)

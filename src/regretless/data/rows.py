@@ -30,9 +30,10 @@ PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tgz")
 LONGEST_ROW = 2**26
 """Most bytes of a row: the tokens of a million, with ids and log-probabilities, need about half of it."""
 TOO_LONG = f"more than {LONGEST_ROW} bytes in one row"
+STEPS = ("step_ends", "step_labels")
 RARE = (
     *("token_numbers", "top_logps", "top_logps_kind", "source_row"),
-    *("topic", "preference_probability", "answer_is_json"),
+    *("topic", "preference_probability", "answer_is_json", *STEPS),
 )
 """Columns that a table has only where some row has a value; those of sides too."""
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

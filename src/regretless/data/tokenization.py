@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from regretless.core.top_logps import first_rows, unpacked
 from regretless.data.codec import Codec, Tokenizer, codec_of, parsed
 from regretless.data.columns import TOKEN_VALUES, TOP, Pair, Side, SideName, Text, has_several_tokenizers
 from regretless.data.conversations import ResponsePart, opening_of, response_parts
-from regretless.data.messages import CLOSE, OPEN
+from regretless.data.messages import CLOSE, OPEN, only_text
 from regretless.data.prompt_templates import asked_pair
 from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import pair_row
@@ -32,6 +33,8 @@ OTHER_PROMPTS = (
 FUTURE = "future"
 """In `TokenizedSide.values` 1 for each token behind the side's cut, 0 for the others: what an objective needs by this
 name."""
+STEPS = "step_numbers"
+"""In `TokenizedSide.values` the number of each token's step, rising, where the data says where steps end."""
 MAX_LENGTH = 2048
 """Most tokens in prompt and response together where settings give no other number."""
 
@@ -60,6 +63,12 @@ class TokenizedSide:
     def has(self, name: str) -> bool:
         """Whether the response has the value that objectives call so in `needs`."""
         return self.top is not None if name == TOP else name in self.values
+
+    @property
+    def steps(self) -> tuple[int, ...] | None:
+        """The number of each token's step, from 0, for every id that the model wrote; None if the data says nothing."""
+        numbers = self.values.get(STEPS)
+        return None if numbers is None else tuple(int(number - numbers[0]) for number in numbers)
 
     def only(self, names: Collection[str]) -> TokenizedSide:
         """The response with these values alone. Raises KeyError if it lacks one."""
@@ -431,6 +440,9 @@ class _PairEncoder:
         """The response up to its cut or with what is stored behind it, and what both sides begin with as context."""
         stored, tokens = side.stored, self._side(resolved, side)
         length = len(tokens.own)
+        if side.known.step_ends is not None:
+            steps = self._step_numbers(tokens.own, side.known)
+            tokens = replace(tokens, values={**tokens.values, STEPS: self._shared(steps)})
         cut = length if stored.cut_at is None or resolved.dropped else stored.cut_at
         if self.keep_future:
             future = (0.0,) * cut + (1.0,) * (length - cut)
@@ -445,6 +457,14 @@ class _PairEncoder:
                 "what both sides begin with is a part of both"
             )
         return tokens.behind(stored.prefix_tokens)
+
+    def _step_numbers(self, ids: Ids, side: Side) -> list[float]:
+        """The number of each token's step; those that end within one token have the same."""
+        text, ends = only_text(side.text), side.step_ends
+        assert text is not None and ends is not None  # the reader has checked them
+        *places, last = self.codec.tokens_at(ids, text, ends)
+        places = sorted({place for place in places if place < last})
+        return [float(bisect_right(places, token)) for token in range(len(ids))]
 
     def _side(self, resolved: _Resolved, side: _Side) -> TokenizedSide:
         """The resolved ids with the numbers stored for them. Raises DataError unless there is one for each id."""

@@ -25,6 +25,7 @@ from regretless.data.columns import Pair, Side, Text
 from regretless.data.conversations import response_parts
 from regretless.data.pair_source import PairSource
 from regretless.data.rows import write_records
+from regretless.data.steps import first_steps
 from regretless.modeling.layout import Ids
 from regretless.modeling.load import ModelConfig, load_tokenizer
 
@@ -250,9 +251,15 @@ def _masked(source: _Source, codec: Codec | None, horizon: Literal["cut", "store
         # Of a tool call that is cut, too, the rest is plain text: what the model had written.
         text = [*chosen.text[: answers[whole]], {"role": "assistant", "content": left}]
     rejected = chosen.first_tokens(chosen.length - length, keep_rest=horizon == "stored")
+    # What is stored behind the cut keeps its steps.
+    steps = (
+        {}
+        if chosen.step_ends is None or rejected.cut_at
+        else first_steps(chosen.step_ends, chosen.step_labels, len(left))
+    )
     return replace(
         pair,
-        rejected=replace(rejected, text=text, id=f"{chosen.id}-{length}"),
+        rejected=replace(rejected, text=text, id=f"{chosen.id}-{length}", **steps),
         pair_id=f"{chosen.id}>-{length}",
         kind="masked",
         preference_probability=None,

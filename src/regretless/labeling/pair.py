@@ -32,7 +32,8 @@ from regretless.data.rejected_rows import Refusal, check_some_left, report_refus
 from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records
 from regretless.data.schema import logps_problem
-from regretless.labeling.pairing_rules import RULES, SMALL_MARGIN, UNCONFIRMED, Limits, Unit
+from regretless.data.steps import first_steps
+from regretless.labeling.pairing_rules import RULES, SMALL_MARGIN, UNCONFIRMED, Limits, Step, Unit
 from regretless.modeling.load import ModelConfig
 
 
@@ -46,7 +47,8 @@ class PairConfig(Section):
     by how much better it is than its writer's responses to the prompt are on average (an advantage, not a regret), and
     `best_start` by how good all responses with the same first line are on average; both pair random responses with
     different scores. `regret` pairs units behind one context by their regret, as `rollout` has measured it: less is
-    better. `response_regret` does so with whole responses that have equally many units."""
+    better. `response_regret` does so with whole responses that have equally many units. `step_labels` pairs good with
+    bad steps behind one context, as people or a model have labeled them."""
     max_correct: int = Field(default=2, ge=1)
     """Most correct responses per prompt; not used by `best_vs_random`. The paper uses 2. Rules that pair by scores use
     up to `max_correct` + `max_wrong` responses, and make up to `max_correct` × `max_wrong` pairs."""
@@ -355,13 +357,21 @@ def _pair(chosen: Response, rejected: Response, config: PairConfig) -> Pair:
 
 def _side(response: Response, with_tokens: bool) -> Side:
     cut_at = response.cut_at if isinstance(response, Unit) else None
+    values = {name: getattr(response, name) for name in CARRIED if with_tokens or name not in PER_TOKEN}
+    if response.step_ends is not None and not with_tokens:
+        # A unit's steps go on in its tokens, behind the cut.
+        values |= first_steps(response.step_ends, response.step_labels, len(response.response))
     return Side(
         text=_completion(response),
         id=response.response_id,
-        complete=False if cut_at is not None else None if response.finish_reason is None else True,
+        complete=False
+        if cut_at is not None or isinstance(response, Step)
+        else None
+        if response.finish_reason is None
+        else True,
         cut_at=cut_at if with_tokens else None,
         stopped=True if response.finish_reason == "stop_string" and cut_at is None else None,
-        **{name: getattr(response, name) for name in CARRIED if with_tokens or name not in PER_TOKEN},
+        **values,
     )
 
 
@@ -391,7 +401,7 @@ def _can_use(rule: str, row: Response) -> bool:
 
 def _remedy(rows: Sequence[Response], usable: Sequence[Response], rule: str) -> str:
     """What helps against having no pairs, to follow their reasons; empty if nothing is known to."""
-    if all(row.verdict is None and row.score is None for row in rows):
+    if all(row.verdict is None and row.score is None and row.step_labels is None for row in rows):
         return "; no response has a verdict or a score: run verify or judge first"
     rules, _ = RULES.usable()
     can_use = [name for name in rules if any(_can_use(name, row) for row in usable)]
@@ -400,6 +410,7 @@ def _remedy(rows: Sequence[Response], usable: Sequence[Response], rule: str) -> 
     kinds = {
         "verdicts": any(row.verdict in (Verdict.CORRECT, Verdict.WRONG) for row in usable),
         "scores": any(row.score is not None for row in usable),
+        "labels of steps": any(row.step_labels is not None for row in usable),
     }
     has = " and ".join(kind for kind, present in kinds.items() if present) or "neither verdicts nor scores"
     return f"; {rule} uses none of these responses, which have {has}: set rule to one of {', '.join(can_use)}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from random import Random
 from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 from regretless.core.plugins import Registry
-from regretless.data.columns import Response, Verdict
+from regretless.data.columns import PER_TOKEN, Response, Verdict
+from regretless.data.steps import first_steps
 
 Chosen = list[tuple[Response, Response]]
 """Pairs as (chosen, rejected)."""
@@ -44,6 +45,11 @@ class Unit(Response):
     """Q^μ from each half of the continuations."""
     q_error: float
     """Posterior standard deviation of Q^μ from all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Response):
+    """A response up to the end of one of its steps, which is a beginning: nobody says that a response ends there."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +276,70 @@ def response_regret(responses: Sequence[Response], most_correct: int, most_wrong
     return _ordered(list(combinations(drawn, 2)))
 
 
+def _without_step_labels(response: Response) -> str | None:
+    return None if response.step_ends and response.step_labels else "without_step_labels"
+
+
+def _steps_of(response: Response) -> list[tuple[str, str]]:
+    """Each step with the context before it, as texts; white space behind either belongs to the next step."""
+    ends = [0, *(response.step_ends or ())]
+    beginnings = [response.response[:end].rstrip() for end in ends]
+    return list(pairwise(beginnings))
+
+
+def _agreed_labels(responses: Sequence[Response]) -> list[Response]:
+    """Responses without the labels of steps that have another one elsewhere, behind the same context."""
+    labels: dict[str, set[int | None]] = {}
+    for response in responses:
+        for (_, step), label in zip(_steps_of(response), response.step_labels or (), strict=False):
+            labels.setdefault(step, set()).add(label)
+    agreed = {step: next(iter(of_step - {None})) for step, of_step in labels.items() if len(of_step - {None}) == 1}
+    return [
+        response
+        if response.step_labels is None
+        else replace(response, step_labels=[agreed.get(step) for _, step in _steps_of(response)])
+        for response in responses
+    ]
+
+
+def step_labels(responses: Sequence[Response], most_correct: int, most_wrong: int, random: Random) -> Chosen | str:
+    """Steps behind one context, each good one against each bad one, up to that many of each at random."""
+    contexts: dict[str, dict[int, dict[str, tuple[Response, int]]]] = {}
+    for response in responses:
+        for number, ((context, step), label) in enumerate(
+            zip(_steps_of(response), response.step_labels or (), strict=True)
+        ):
+            if label:
+                contexts.setdefault(context, {1: {}, -1: {}})[label].setdefault(step, (response, number))
+    pairs: Chosen = []
+    for of_context in contexts.values():
+        good, bad = (
+            random.sample(list(of_context[label].values()), min(most, len(of_context[label])))
+            for label, most in ((1, most_correct), (-1, most_wrong))
+        )
+        pairs += product((_step(*one) for one in good), [_step(*one) for one in bad])
+    return pairs or "no_siblings"
+
+
+def _step(response: Response, number: int) -> Response:
+    """A response up to the end of a step; its tokens are kept if it ends there."""
+    ends = response.step_ends or []
+    is_last = number == len(ends) - 1
+    if is_last and response.finish_reason is not None:
+        return response
+    text = response.response[: ends[number]].rstrip()
+    whole = {item.name: getattr(response, item.name) for item in fields(Response)}
+    tokens = {} if is_last else dict.fromkeys((*PER_TOKEN, "sampled_logps"))
+    changes = {
+        "response_id": f"{response.response_id}:{number + 1}",
+        "response": text,
+        "score": None,
+        "finish_reason": None,
+    }
+    steps = first_steps([*ends[:number], len(text)], response.step_labels, len(text))
+    return Step(**{**whole, **tokens, **changes, **steps})
+
+
 def _ordered(both: Sequence[tuple[Response, Response]]) -> Chosen | str:
     """Pairs, the better one first; or why there are none."""
     ordered = [sorted(pair, key=lambda response: -_value(response, 0)) for pair in both]
@@ -318,6 +388,7 @@ RULES: Registry[Rule] = Registry(
         "best_start": Rule(_unjudged, higher_score, _value_of_start),
         "regret": Rule(_without_unit_values, sibling_regret, doubt=doubt_of_regret, probability=probability_by_regret),
         "response_regret": Rule(_unmeasured, response_regret, doubt=doubt_of_regret, probability=probability_by_regret),
+        "step_labels": Rule(_without_step_labels, step_labels, _agreed_labels),
     },
     lambda _, part: None if isinstance(part, Rule) else f"expected a Rule, got {part!r}",
     {

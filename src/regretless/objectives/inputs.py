@@ -47,13 +47,16 @@ def padded(rows: Sequence[Tensor]) -> Tensor:
     return pad_sequence(list(rows), batch_first=True)
 
 
-def step_numbers(responses: Sequence[Sequence[int]], ends_step: Callable[[int], bool]) -> Tensor:
+def step_numbers(
+    responses: Sequence[tuple[Sequence[int], Sequence[int] | None]], ends_step: Callable[[int], bool]
+) -> Tensor:
     """(R, T) index, from 0, of the reasoning step of each token that the model wrote of a response.
 
-    responses: token ids; negative ones are context between the model's messages (`modeling.layout.Ids`), which has no
-    step. A step ends with a token id for which `ends_step` is true, and with a message.
+    responses: token ids, and the index of each where the data has it; negative ids are context between the model's
+    messages (`modeling.layout.Ids`), which has no step. Else a step ends with a token id for which `ends_step` is true,
+    and with a message.
     """
-    return padded([torch.tensor(_steps(response, ends_step)) for response in responses])
+    return padded([torch.tensor(_steps(ids, ends_step) if given is None else given) for ids, given in responses])
 
 
 def _steps(response: Sequence[int], ends_step: Callable[[int], bool]) -> list[int]:

@@ -9,12 +9,14 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from regretless.core.errors import DataError
 from regretless.core.files import fingerprint
+from regretless.data.codec import codec_of
 from regretless.data.columns import Response
 from regretless.data.prompts import PromptRow
 from regretless.data.schema import Unusable, read_gold
 
-At = Literal["lines", "tokens"]
+At = Literal["lines", "tokens", "steps"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,18 @@ def unit_ends(ids: Sequence[int], positions: Sequence[float], at: At, tokenizer:
     wanted = (fraction * len(ids) for fraction in positions)
     nearest = {min(ends, key=lambda end: (abs(end - place), end)) for place in wanted} if ends else set()
     return [*sorted(nearest), len(ids)]
+
+
+def step_ends(response: Response, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens at the end of each step of a response, the last being all of them. Raises Unusable."""
+    if response.step_ends is None:
+        raise Unusable("step_ends: missing, so where its steps end is unknown; set rollout.at to lines or tokens")
+    ids = tuple(response.token_ids or ())
+    try:
+        *ends, last = codec_of(tokenizer).tokens_at(ids, response.response, response.step_ends)
+    except DataError as reason:
+        raise Unusable(str(reason)) from None
+    return [*checked_ends(ends, last, "step_ends")[:-1], len(ids)]
 
 
 def line_ends(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

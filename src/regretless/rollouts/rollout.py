@@ -36,7 +36,7 @@ from regretless.data.rows import read_rows, write_parquet, write_records
 from regretless.data.schema import Unusable
 from regretless.labeling.verify import VerifyConfig
 from regretless.modeling.load import ModelConfig, tokenizer_fingerprint
-from regretless.rollouts.contexts import At, Context, Measured, checked_ends, unit_characters, unit_ends
+from regretless.rollouts.contexts import At, Context, Measured, checked_ends, step_ends, unit_characters, unit_ends
 from regretless.rollouts.continuations import (
     DRAWN,
     REFERENCE,
@@ -69,7 +69,8 @@ class RolloutConfig(Section):
     positions: list[Fraction] = Field(default=FIFTHS, min_length=1)
     """Where the units of a response end, as fractions of its tokens; the last ends with the response."""
     at: At = "lines"
-    """What ends there: the `lines` whose ends are nearest to the positions, or the `tokens`."""
+    """What ends there: the `lines` whose ends are nearest to the positions, or the `tokens`. With `steps` the positions
+    are not used: a unit is each step that a response says it has (`step_ends`)."""
     column: str | None = None
     """Column of the responses with the ends of units (rising numbers of tokens), instead of positions."""
     alphas: list[Alpha] = Field(default=[1.0, 0.1, 0.01], min_length=1)
@@ -201,10 +202,12 @@ def subjects_of(
             if isinstance(writer, str):
                 raise Unusable(writer)
             ids = row.token_ids or []
-            if config.column is None:
-                ends = unit_ends(ids, config.positions, config.at, tokenizer)
-            else:
+            if config.column is not None:
                 ends = checked_ends(given.get(row.origin), len(ids), config.column)
+            elif config.at == "steps":
+                ends = step_ends(row, tokenizer)
+            else:
+                ends = unit_ends(ids, config.positions, config.at, tokenizer)
         except Unusable as reason:
             refused.append(Refusal.at(row.origin, str(reason), {"response_id": row.response_id}))
             continue
