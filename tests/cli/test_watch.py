@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
 import signal
@@ -15,12 +16,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from regretless.cli.watch import look, sparks, watch_training
+from regretless.cli.watch import Trainings, look, sparks, watch_training
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.training.log import LOG_FILE, TrainingLog, read
 from regretless.workflow.run_folder import LOCK, PROGRESS
 from tiny_model import save_tiny_model
+
+MOST_LOOKS = 2000
 
 
 @pytest.fixture
@@ -44,6 +47,18 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.wait()
+
+
+@pytest.fixture(autouse=True)
+def bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view that does not end fails after so many looks, instead of hanging."""
+    looks = itertools.count(1)
+
+    def counted(folder: Path) -> Trainings:
+        assert next(looks) <= MOST_LOOKS, "the view goes on, although nothing is at work"
+        return look(folder)
+
+    monkeypatch.setattr("regretless.cli.watch.look", counted)
 
 
 def frame(folder: Path) -> str:

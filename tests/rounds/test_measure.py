@@ -91,7 +91,7 @@ def test_rounds_when_the_gain_may_be_none_then_they_end(
     rest = {"kl_to_start": {"value": 0.0}, "tokens": {"value": 10.0}}
     measures = [{**rest, name: old}, {**rest, name: new}]
     assert reason_to_stop(StopConfig(gain=True), measures[:1]) is None
-    assert reason_to_stop(StopConfig(), measures) is None and not StopConfig().bounds
+    assert reason_to_stop(StopConfig(), measures) is None and not StopConfig().is_set
     said = reason_to_stop(StopConfig(gain=True), measures)
     assert said is None if low is None else str(said).endswith(f"(95 % interval from {low}"), said
 

@@ -14,6 +14,7 @@ from scipy import stats
 from regretless.analysis.subset import Scores
 from regretless.core.errors import DataError
 from regretless.core.intervals import from_samples, resamples
+from regretless.data.regret_table import READINGS, REGRET
 from regretless.data.responses import read_responses
 from regretless.data.rows import read_rows
 from regretless.data.tokenization import TokenizedSide
@@ -21,17 +22,15 @@ from regretless.modeling.layout import Ids, Item, read_ids
 from regretless.workflow.run_folder import BASE
 
 Vector = NDArray[np.float64]
-TABLE, RESPONSES = "regret.parquet", "responses.parquet"
-"""Files of `rollout`."""
+RESPONSES = "responses.parquet"
+"""File of `rollout`, beside its table."""
 SHOWN = ("start", "end", "regret", "regret_low", "regret_high", "local", "future")
 """Columns of the table that describe a unit."""
-READINGS = ("dpo", "repo", "repo_det")
-"""Methods that read a regret into a policy."""
 RESAMPLES, FEWEST = 500, 3
 """Resamples of prompts for an interval; fewest numbers that a rank correlation is of."""
 DEFINED = (
-    "Spearman's rank correlation of measured regret with what a method reads into a policy, minus its score of the "
-    "same units (granularity step, discount 1, β = 1), among responses of one outcome. units: of each unit, the "
+    "Spearman's rank correlation of measured regret with a method's implicit regret under a policy, minus its score of "
+    "the same units (granularity step, discount 1, β = 1), among responses of one outcome. units: of each unit, the "
     "log-ratio of its tokens and, for RePO, what lies ahead of it. G: of each response, what lies ahead of its units. "
     "95 % intervals by resampling prompts"
 )
@@ -97,11 +96,11 @@ def read_measured(folder: Path, tokenizer: str) -> list[MeasuredResponse]:
     responses = {row.response_id: row for row in read_responses(folder / RESPONSES)[0]}
     units: dict[str, dict[float, list[dict[str, float]]]] = {}
     outcomes: dict[str, float] = {}
-    for number, row in read_rows(folder / TABLE):
+    for number, row in read_rows(folder / REGRET):
         missing = {"response_id", "outcome", "alpha", *SHOWN} - set(row if isinstance(row, dict) else ())
         if missing or row["response_id"] not in responses:  # type: ignore[index]
             lacks = f"columns {', '.join(sorted(missing))}" if missing else f"a response of that id in {RESPONSES}"
-            raise DataError(f"{folder / TABLE}:{number}: without {lacks}; expected the files of rollout, run it again")
+            raise DataError(f"{folder / REGRET}:{number}: without {lacks}; expected the files of rollout, run it again")
         assert isinstance(row, dict)
         name = row["response_id"]
         units.setdefault(name, {}).setdefault(row["alpha"], []).append({key: row[key] for key in SHOWN})
@@ -121,7 +120,7 @@ def read_measured(folder: Path, tokenizer: str) -> list[MeasuredResponse]:
 
 
 def unit_regrets(measured: MeasuredResponse, policy: Vector, reference: Vector) -> dict[str, tuple[Vector, Vector]]:
-    """The regret that each method reads into log-probabilities (tokens,) of a policy, (T,) nats at β = 1, in two parts.
+    """The implicit regret of each method, of log-probabilities (tokens,) of a policy, (T,) nats at β = 1, in two parts.
 
     Minus the log-ratio of a unit's tokens, and minus Σ (π_s − m_s) over the tokens s ahead of it. The two summed over
     units are minus the method's score with `granularity=step discount=1`. DPO reads nothing ahead; RePO_det has m = 0;
@@ -140,7 +139,7 @@ def unit_regrets(measured: MeasuredResponse, policy: Vector, reference: Vector) 
 
 
 def readings(measured: Sequence[MeasuredResponse], scores: Mapping[str, Scores]) -> list[Reading]:
-    """The regret that each method reads into each policy, the reference (`BASE`) as a control."""
+    """The implicit regret of each method under each policy, the reference (`BASE`) as a control."""
 
     def of(policy: Scores, one: MeasuredResponse) -> Vector:
         return policy[one.item].astype(np.float64)

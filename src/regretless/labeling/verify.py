@@ -76,13 +76,14 @@ def run(config: VerifyConfig, responses: Path, output: Path, result: str = RESUL
     verifier = VERIFIERS.find(config.verifier)
     is_table = result.endswith(".parquet")
     usable: dict[int, dict[str, Any]] = {}
+    golds: dict[int, GoldAnswer] = {}
     refused: list[Refusal] = []
     for number, row in read_rows(responses):
         if isinstance(row, Refusal):
             refused.append(row)
             continue
         try:
-            gold = _gold(row, verifier)
+            golds[number] = gold = _gold(row, verifier)
         except Unusable as reason:
             refused.append(Refusal(str(responses), number, str(reason), row))
         else:
@@ -95,10 +96,10 @@ def run(config: VerifyConfig, responses: Path, output: Path, result: str = RESUL
     names = ("prompt",) if verifier.with_prompt else ()
     questions = [
         VerdictKey(
-            (row["response"], read_gold(row), *(row[name] for name in names)),
+            (row["response"], golds[number], *(row[name] for name in names)),
             row.get("finish_reason") == "length" and not config.grade_cut,
         )
-        for row in rows
+        for number, row in usable.items()
     ]
     parts = output / "parts"
     checks = _checks(config, questions, parts)

@@ -8,6 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from regretless.data.columns import SIDES
+from regretless.data.regret_table import READINGS
 from regretless.reporting.figures import IntervalRow, Series, interval_chart, line_chart
 
 
@@ -162,10 +163,6 @@ def _calibration(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[
     )
 
 
-READINGS = {"dpo": "DPO", "repo": "RePO", "repo_det": "RePO_det"}
-"""Names of the methods that read a regret into the policies."""
-
-
 def _regret(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[str, Any]:
     rows, shown = [], []
     first = next((f"{alpha:g}" for alpha in content.get("alphas", ())), "")
@@ -184,8 +181,8 @@ def _regret(content: Mapping[str, Any], colors: Mapping[str, int]) -> dict[str, 
     title = "Rank correlation of regret, read and measured"
     return _part(
         "Implicit scores against measured regret",
-        f"{content.get('defined', '')}. Above 0, what the method reads into the model goes with the measured regret. "
-        "The base model is a control: DPO reads nothing into it, and RePO log π_ref/μ.",
+        f"{content.get('defined', '')}. Above 0, minus the method's implicit reward goes with the measured regret. "
+        "The base model is a control: its implicit reward is 0 for DPO, and log π_ref/μ for RePO.",
         [_table(f"{title}.", ["ρ", "95 % interval", "numbers", "prompts"], rows)],
         interval_chart(title, shown, f"rank correlation of units, α = {first}") if shown else None,
         f"{title}: single units, with 95 % intervals.",

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from regretless.data.messages import full_text
-from regretless.reporting.changes import READINGS
+from regretless.data.regret_table import READINGS
 from regretless.reporting.collect import main_model, measure_of
 from regretless.reporting.views import cut
 

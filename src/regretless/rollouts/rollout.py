@@ -30,6 +30,7 @@ from regretless.core.regret_values import (
 )
 from regretless.core.settings import Section, Seed
 from regretless.data.columns import Response, Verdict
+from regretless.data.regret_table import REGRET
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import read_responses
 from regretless.data.rows import read_rows, write_parquet, write_records
@@ -54,7 +55,7 @@ from regretless.sampling.engines import ENGINES, check_engine_settings
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Alpha = Annotated[float, Field(gt=0, le=100)]
-TABLE, RESPONSES = "regret.parquet", "responses.parquet"
+RESPONSES = "responses.parquet"
 FIFTHS = [0.2, 0.4, 0.6, 0.8]
 
 
@@ -165,7 +166,7 @@ def run(
     if not kept:
         raise DataError(f"{responses}: no continuation of any context has a verdict; choose another verifier")
     table = [row for subject in kept for row in measures.rows(subject)]
-    write_parquet(output / TABLE, pa.Table.from_pylist(table))
+    write_parquet(output / REGRET, pa.Table.from_pylist(table))
     columns = {
         one.measured.response.response_id: measures.columns(one)
         | {"unit_characters": unit_characters(one.measured, tokenizer)}

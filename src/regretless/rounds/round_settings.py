@@ -33,9 +33,9 @@ class StopConfig(Section):
     be `all`."""
 
     @property
-    def bounds(self) -> dict[str, float]:
-        """Those that are set."""
-        return {name: value for name, value in self.model_dump(exclude_none=True).items() if value}
+    def is_set(self) -> bool:
+        """Whether rounds may end early."""
+        return self != StopConfig()
 
 
 class RoundsConfig(Section):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from regretless.core.plugins import plugin_parts
 from regretless.core.settings import dump
-from regretless.runs.stages.stage import PAIRS, REGRET, RESPONSES, Run, Stage, file_input, hub_setting
+from regretless.data.regret_table import REGRET
+from regretless.runs.stages.stage import PAIRS, RESPONSES, Run, Stage, file_input, hub_setting
 from regretless.workflow.run_folder import BASE, RUN, Unit, resolve, substitute
 from regretless.workflow.workers import Need
 

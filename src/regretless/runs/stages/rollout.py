@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regretless.core.settings import dump
+from regretless.data.regret_table import REGRET
 from regretless.runs.stages.sample import MINIATURE
-from regretless.runs.stages.stage import REGRET, RESPONSES, Run, Stage
+from regretless.runs.stages.stage import RESPONSES, Run, Stage
 from regretless.runs.stages.tiny import has_data
 from regretless.workflow.run_folder import Unit
 from regretless.workflow.workers import Need

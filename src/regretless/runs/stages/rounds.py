@@ -85,7 +85,7 @@ class Rounds(Stage["RoundsConfig"]):
             assert trained is not None
             yield [self._measure(config, run, now)]
             stopped = None
-            if config.stop.bounds:
+            if config.stop.is_set:
                 if run.awaits(now.measured):
                     return
                 measured.append(read_json(run.path(now.measured, measure.FILE)))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 T = TypeVar("T")
-RESPONSES, PAIRS, REGRET = "responses.parquet", "pairs.parquet", "regret.parquet"
+RESPONSES, PAIRS = "responses.parquet", "pairs.parquet"
 """Results that several stages make, each from that of the one before."""
 
 
