@@ -11,9 +11,10 @@ import pytest
 from human_labels import Step, auc, labeled_steps, matched, scores_of
 
 from regretless.data.columns import Response
+from regretless.data.regret_table import REGRET
 from regretless.data.rows import write_parquet, write_records
 from regretless.data.steps import joined
-from regretless.rollouts.rollout import RESPONSES, TABLE
+from regretless.rollouts.rollout import RESPONSES
 
 
 def solution(problem: str, steps: list[str], labels: list[int | None]) -> Response:
@@ -85,7 +86,7 @@ def test_scores_when_read_then_they_are_of_the_step_and_not_of_the_end_behind_it
         for alpha in (1.0, 0.5)
         for unit in (0, 1)
     ]
-    write_parquet(tmp_path / TABLE, pa.Table.from_pylist(table))
+    write_parquet(tmp_path / REGRET, pa.Table.from_pylist(table))
     scores, good, problems = scores_of(tmp_path)
     assert (good.tolist(), problems) == ([True, False], ["x", "y"])
     assert {name: of.tolist() for name, of in scores.items()} == {

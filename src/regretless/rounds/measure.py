@@ -16,7 +16,7 @@ from regretless.core.files import read_json, write_json
 from regretless.core.intervals import mean_by_prompt, share_by_prompt
 from regretless.data.columns import Response, Verdict
 from regretless.data.responses import read_responses
-from regretless.modeling.load import ModelConfig, load_model
+from regretless.modeling.load import ModelConfig, load_model, stored_dtype
 from regretless.modeling.scoring import score_responses
 from regretless.modeling.training_folder import STATE
 from regretless.rounds.round_prompts import has_both
@@ -26,8 +26,9 @@ from regretless.workflow.stage_folder import MANIFEST
 FILE = "measures.json"
 RE_SCORED = 16
 """Responses that their writer scores again."""
-MOST_MISMATCH = 0.1
-"""Nats per token that rounding may explain: half precision and other kernels leave some hundredths."""
+MOST_MISMATCH, MOST_IN_FLOAT32 = 0.1, 0.01
+"""Nats per token that rounding may explain: half precision and other kernels leave some hundredths, float32 far less.
+"""
 
 
 def run(
@@ -109,10 +110,12 @@ def mismatch(responses: Path, writer: ModelConfig, rows: Sequence[Response]) -> 
     scores = token_logps(writer, rows, "re-score: writer")
     recorded = [logp for row in rows for logp in row.logps or ()]
     distance = float(np.abs(np.array(recorded) - np.concatenate(scores)).mean())
-    if not distance <= MOST_MISMATCH:
+    dtypes = {stored_dtype(writer) if writer.dtype == "auto" else writer.dtype, *(row.dtype for row in rows)}
+    most = MOST_IN_FLOAT32 if dtypes == {"float32"} else MOST_MISMATCH
+    if not distance <= most:
         raise DataError(
             f"{responses}: the log-probabilities of its tokens are {distance:.3g} nats per token away from those of "
-            f"{writer.label}, which should have written them, and rounding explains {MOST_MISMATCH:g} at most: another "
+            f"{writer.label}, which should have written them, and rounding explains {most:g} at most: another "
             f"model, or another state of it, has; delete {responses.parents[1] / 'sample'}, and the same command "
             "samples again"
         )
