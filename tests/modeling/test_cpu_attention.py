@@ -97,21 +97,6 @@ def test_attention_when_heads_have_other_sizes_then_output_and_gradients_are_the
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_attention_when_it_is_trained_then_inputs_and_output_are_kept_once() -> None:
-    segments = (Segment(7), Segment(5, 0), Segment(1, 0), Segment(2), Segment(9, 3))
-    states = [torch.randn(1, heads, 24, 8, requires_grad=True) for heads in (4, 2, 2)]
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.element_size()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        grouped_attention(torch.nn.Module(), *states, None, segments=segments)
-    # Queries and output of four heads, keys and values of two, and a number of each query and head.
-    assert sum(kept.values()) == 24 * (8 * (4 + 4 + 2 + 2) + 4)
-
-
 @pytest.mark.parametrize(("window", "keys"), [(None, [6, 9, 12]), (4, [6, 6, 6])])
 def test_attention_when_queries_are_in_blocks_then_masked_keys_are_left_out(
     monkeypatch: pytest.MonkeyPatch, window: int | None, keys: list[int]

@@ -10,14 +10,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoConfig
-from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from regretless.modeling import forward, gated_mlp, replacing
+from regretless.modeling import forward, replacing
 from regretless.modeling.adapters import fused_adapters
 from regretless.modeling.forward import grouped, response_scores
 from regretless.modeling.gated_mlp import lean_mlps
 from regretless.modeling.layout import lay_out
-from regretless.modeling.norms import fused_norms
 from tiny_kinds import tiny_of_kind
 
 WIDTH, INNER = 12, 20
@@ -91,40 +90,6 @@ def test_mlp_when_lean_then_values_and_gradients_are_equal_and_two_wide_tensors_
     assert len(found) == len(wanted) == 2 + 2 * 2 * len(LAYERS)
     for mine, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("normed", [True, False])
-def test_mlp_when_a_row_is_long_then_nothing_wide_is_kept_and_gradients_are_equal_to_the_last_bit(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, normed: bool
-) -> None:
-    torch.manual_seed(0)
-    model, tokens = adapted(dtype).base_model.model.first, 14
-    norm = Qwen3RMSNorm(WIDTH).to(dtype).requires_grad_(False) if normed else nn.Identity()
-    both = nn.Sequential(norm, model)
-    x = torch.randn(2, tokens // 2, WIDTH, dtype=dtype)
-    found = []
-    for most in (tokens, tokens - 1):
-        monkeypatch.setattr(gated_mlp, "MOST_KEPT", most)
-        with fused_norms(both), lean(both):
-            found.append(results(both, x))
-    (wanted, kept), (got, fewer) = found
-    # Gate and up, and what `A` of each makes of a row. Weights take no memory of their own.
-    assert kept - fewer - sum(map(torch.numel, model.parameters())) == 2 * tokens * (INNER + 4)
-    assert len(got) == 2 + 2 * len(LAYERS)
-    for mine, theirs in zip(got, wanted, strict=True):
-        assert torch.equal(mine, theirs)
-
-
-def test_mlp_when_a_row_is_long_and_a_layer_has_a_hook_then_the_hook_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gated_mlp, "MOST_KEPT", 1)
-    model, x = adapted(), torch.randn(3, WIDTH, dtype=torch.float64)
-    model.base_model.model.first.up_proj.register_forward_hook(lambda module, given, output: 2 * output)
-    with fused_adapters(model):
-        wanted, _ = results(model, x)
-    with lean(model):
-        found, _ = results(model, x)
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_mlp_when_lean_under_autocast_then_the_output_is_that_of_fused_adapters() -> None:

@@ -15,7 +15,6 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, L
 from regretless.core.errors import ConfigError
 from regretless.modeling import cpu_attention, gpu_attention, model_check
 from regretless.modeling.forward import grouped
-from regretless.modeling.layout import Segment
 from regretless.modeling.model_check import check_grouped
 from regretless.modeling.plain_check import check_plain
 from regretless.modeling.scoring import score_responses
@@ -74,14 +73,16 @@ def test_check_when_a_mixing_layer_has_no_effect_yet_then_it_is_named() -> None:
 def test_check_when_attention_reaches_other_responses_then_the_leak_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def leaking(*given: Any, segments: tuple[Segment, ...], **options: Any) -> Any:
-        # As a row would be that forgets where prompts end: every part sees a little of the one before it.
-        output, weights = cpu_attention.grouped_attention(*given, segments=segments, **options)
-        parts = torch.split(output, [segment.length for segment in segments], dim=1)
-        seen = (1e-9 * part.mean(1, keepdim=True) for part in parts[:-1])
-        return torch.cat([parts[0], *map(torch.add, parts[1:], seen)], dim=1), weights
+    attend = cpu_attention._attend
 
-    monkeypatch.setitem(AttentionInterface._global_mapping, cpu_attention.NAME, leaking)
+    def leaking(query: torch.Tensor, key: torch.Tensor, *rest: Any) -> torch.Tensor:
+        # As a row would be that forgets where prompts end: every part sees a little of the one before it.
+        output = attend(query, key, *rest)
+        seen.append(output.mean(2, keepdim=True))
+        return output + (1e-9 * seen[-2] if len(seen) > 1 else 0)
+
+    seen: list[torch.Tensor] = []
+    monkeypatch.setattr(cpu_attention, "_attend", leaking)
     with pytest.raises(ConfigError, match=r"depends on \d+ tokens of other responses or prompts"):
         check_grouped(tiny("qwen3").double())
 

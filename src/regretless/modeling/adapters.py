@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from regretless.modeling.norms import Normalized, normalized
 from regretless.modeling.replacing import flat, has_hooks, is_replaced_by, replaced_forwards
 
 
@@ -80,7 +79,7 @@ def _forward(layer: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         result: Tensor = type(layer).forward(layer, x, *args, **kwargs)
         return result
     rows = flat(x).to(adapter.weight.dtype)
-    output: Tensor = _Adapted.apply(rows, *adapter, normalized(x))  # type: ignore[no-untyped-call]
+    output: Tensor = _Adapted.apply(rows, *adapter)  # type: ignore[no-untyped-call]
     return output.view(*x.shape[:-1], -1)
 
 
@@ -108,30 +107,22 @@ def _is_plain(part: nn.Module) -> bool:
 
 
 class _Adapted(torch.autograd.Function):
-    """The output of an `Adapter`, given as its weights, for rows (N, I): kept, or made again from what made them."""
+    """The output of an `Adapter`, given as its weights, for rows (N, I)."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        rows: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        narrow: Tensor,
-        wide: Tensor,
-        scaling: float,
-        made_of: Normalized | None,
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, narrow: Tensor, wide: Tensor, scaling: float
     ) -> Tensor:
         result, reduced = Adapter(weight, bias, narrow, wide, scaling).output(rows)
-        ctx.save_for_backward(weight, narrow, wide, reduced, *(made_of or (rows,)))
+        ctx.save_for_backward(rows, weight, narrow, wide, reduced)
         ctx.scaling = scaling
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        weight, narrow, wide, reduced, *kept = ctx.saved_tensors
-        rows = kept[0] if len(kept) == 1 else Normalized(*kept).output().to(weight.dtype)
+        rows, weight, narrow, wide, reduced = ctx.saved_tensors
         adapter = Adapter(weight, None, narrow, wide, ctx.scaling)
         grad_reduced = grad @ wide
         grad_rows = adapter.input_gradient(grad, grad_reduced) if ctx.needs_input_grad[0] else None
-        return grad_rows, None, None, *adapter.weight_gradients(grad, grad_reduced, rows, reduced), None, None
+        return grad_rows, None, None, *adapter.weight_gradients(grad, grad_reduced, rows, reduced), None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
@@ -57,108 +55,23 @@ def grouped_attention(
             raise ValueError("attention sinks together with soft-capping are not known here")
         query, key, value, sink = _with_sink(query, key, value, s_aux, scaling)
 
-    trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
-    if trained and query.device.type == "cpu" and not dropout and softcap is None and key.shape[-1] == value.shape[-1]:
-        if torch.is_autocast_enabled("cpu"):  # SDPA would do that; its kernel does not
-            query, key, value = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value))
-        result: Tensor = _Attention.apply(query, key, value, sink, segments, sliding_window, scaling)  # type: ignore[no-untyped-call]
-        return result[..., :size].contiguous(), None
     # One split for the whole row: slicing part by part would make the backward pass fill a full-size zero tensor each.
-    queries, keys, values = (_split(tensor, segments) for tensor in (query, key, value))
-    outputs = []
-    for path in _paths(segments):
-        reach = _reach(keys, values, path, sink)
-        outputs.append(_attend(queries[path[-1]], *reach, scaling, dropout, sliding_window, softcap, sink is not None))
-    return torch.cat(outputs, dim=2)[..., :size].transpose(1, 2).contiguous(), None
-
-
-class _Attention(torch.autograd.Function):
-    """Attention (1, N, H, D) of a row by the kernel of SDPA; keeps queries, keys, values and the output, each once.
-
-    Autograd would keep the output before and after its parts are joined, and for each response a copy of the keys and
-    values that it continues: these are joined again in the backward pass.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        sink: tuple[Tensor, Tensor] | None,
-        segments: tuple[Segment, ...],
-        window: int | None,
-        scaling: float,
-    ) -> Tensor:
-        result = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format)
-        queries, keys, values, outputs = (
-            _split(each, segments) for each in (query, key, value, result.transpose(1, 2))
-        )
-        sums: list[Tensor] = []
-        for path in _paths(segments):
-            part, output = queries[path[-1]], outputs[path[-1]]
-            reach = _reach(keys, values, path, sink)
-            for rows, columns, mask in _blocks(part, reach[0].shape[2], window, sink is not None):
-                seen = (part[:, :, rows], *(each[:, :, columns] for each in reach))
-                output[:, :, rows], logs = _KERNEL(*seen, 0.0, mask is None, attn_mask=mask, scale=scaling)
-                sums.append(logs)
-        ctx.save_for_backward(query, key, value, result, *sums)
-        ctx.row = sink, segments, window, scaling
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, *sums = ctx.saved_tensors
-        sink, segments, window, scaling = ctx.row
-        grads = [torch.zeros_like(tensor) for tensor in (query, key, value)]
-        inputs = (query, key, value, output.transpose(1, 2), grad.transpose(1, 2), *grads)
-        queries, keys, values, outputs, upstream, *totals = (_split(tensor, segments) for tensor in inputs)
-        saved = iter(sums)
-        for path in _paths(segments):
-            last, reach = path[-1], _reach(keys, values, path, sink)
-            of_reach = [torch.zeros_like(tensor) for tensor in reach]
-            for rows, columns, mask in _blocks(queries[last], reach[0].shape[2], window, sink is not None):
-                given, part, result = (each[last][:, :, rows] for each in (upstream, queries, outputs))
-                seen = (tensor[:, :, columns] for tensor in reach)
-                totals[0][last][:, :, rows], *terms = _KERNEL_BACKWARD(
-                    given, part, *seen, result, next(saved), 0.0, mask is None, attn_mask=mask, scale=scaling
-                )
-                for total, term in zip(of_reach, terms, strict=True):
-                    total[:, :, columns] += term
-            for parts, whole in zip(totals[1:], of_reach, strict=True):
-                of_path = torch.split(whole[:, :, sink is not None :], [segments[number].length for number in path], 2)
-                for number, term in zip(path, of_path, strict=True):
-                    parts[number].add_(term)
-        return *grads, None, None, None, None
-
-
-_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_KERNEL_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-def _split(tensor: Tensor, segments: Sequence[Segment]) -> tuple[Tensor, ...]:
-    """The tokens (1, H, n, D) of each segment, of those of a row (1, H, N, D)."""
-    return torch.split(tensor, [segment.length for segment in segments], dim=2)
-
-
-def _paths(segments: Sequence[Segment]) -> list[tuple[int, ...]]:
-    """For each segment the numbers of those that it continues, the prompt first, and its own."""
-    paths: list[tuple[int, ...]] = []
+    lengths = [segment.length for segment in segments]
+    queries, keys, values = (torch.split(tensor, lengths, dim=2) for tensor in (query, key, value))
+    outputs: list[Tensor] = []
+    how = (scaling, dropout, sliding_window, softcap, sink is not None)
+    # The segments that the present one continues: their numbers, and keys and values from the prompt's first on.
+    path: list[tuple[int, tuple[Tensor, Tensor]]] = []
     for number, segment in enumerate(segments):
-        paths.append((*(() if segment.parent is None else paths[segment.parent]), number))
-    return paths
-
-
-def _reach(
-    keys: Sequence[Tensor], values: Sequence[Tensor], path: Sequence[int], sink: tuple[Tensor, Tensor] | None
-) -> tuple[Tensor, Tensor]:
-    """Keys and values that the last segment of a path sees: the sink, then those of the path."""
-    joined = []
-    for parts, first in zip((keys, values), sink or (None, None), strict=True):
-        every = [*(() if first is None else (first,)), *(parts[number] for number in path)]
-        joined.append(torch.cat(every, dim=2) if len(every) > 1 else every[0])
-    return joined[0], joined[1]
+        while path and path[-1][0] != segment.parent:
+            path.pop()
+        before = sink if segment.parent is None else path[-1][1]
+        reach = keys[number], values[number]
+        if before is not None:
+            reach = torch.cat((before[0], reach[0]), dim=2), torch.cat((before[1], reach[1]), dim=2)
+        outputs.append(_attend(queries[number], reach[0], reach[1], *how))
+        path.append((number, reach))
+    return torch.cat(outputs, dim=2)[..., :size].transpose(1, 2).contiguous(), None
 
 
 def _with_sink(
@@ -191,46 +104,31 @@ def _attend(
 
     With soft-capping H_kv is H. `sink`: the first of the K positions is one that all others see, however far away.
     """
+    rows, columns = query.shape[2], key.shape[2]
+    shared = query.shape[1] != key.shape[1]
+    window = None if sliding_window is None or columns - sink <= sliding_window else sliding_window
+    if softcap is None and rows == columns and window is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, None, dropout, is_causal=True, scale=scaling, enable_gqa=shared
+        )
+    # Position K − Q + i sees up to itself, so that the mask of any Q and K is a part of one matrix.
+    size = -(-columns // MASK_STEP) * MASK_STEP
+    whole = _causal_mask(size, window, sink and window is not None, query.dtype, query.device)
     if softcap is None:
-        shared = query.shape[1] != key.shape[1]
-        blocks = []
-        for rows, columns, mask in _blocks(query, key.shape[2], sliding_window, sink):
-            seen = (query[:, :, rows], key[:, :, columns], value[:, :, columns])
-            blocks.append(
-                F.scaled_dot_product_attention(*seen, mask, dropout, mask is None, scale=scaling, enable_gqa=shared)
-            )
+        # The first of many queries do not see the keys of the last ones, and need no products with them.
+        blocks, stop = [], columns - rows
+        for part in torch.split(query, -(-rows // max(1, rows // BLOCK)), dim=2):
+            start, stop = stop, stop + part.shape[2]
+            first = 0 if window is None or sink else max(0, start + 1 - window)
+            mask, seen = whole[start:stop, first:stop], (key[:, :, first:stop], value[:, :, first:stop])
+            blocks.append(F.scaled_dot_product_attention(part, *seen, mask, dropout, scale=scaling, enable_gqa=shared))
         return torch.cat(blocks, dim=2) if len(blocks) > 1 else blocks[0]
+    mask = whole[columns - rows : columns, :columns]
     # SDPA has no soft-capping, so the full score matrix is computed.
-    mask = _mask(query, key.shape[2], sliding_window, sink)
     scores = torch.tanh(query @ key.transpose(2, 3) * (scaling / softcap)) * softcap + mask
     precise = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
     weights = F.dropout(scores.softmax(-1, dtype=precise).to(query.dtype), dropout)
     return weights @ value
-
-
-def _blocks(query: Tensor, keys: int, window: int | None, sink: bool) -> Iterator[tuple[slice, slice, Tensor | None]]:
-    """The calls that compute the last Q of K positions: their queries, keys and mask (None: causal, all of them)."""
-    length = query.shape[2]
-    if length == keys and (window is None or keys - sink <= window):
-        yield slice(0, length), slice(0, keys), None
-        return
-    mask = _mask(query, keys, window, sink)
-    # The first of many queries do not see the keys of the last ones, and need no products with them.
-    before, step = keys - length, -(-length // max(1, length // BLOCK))
-    for start in range(0, length, step):
-        stop = min(length, start + step)
-        first = 0 if window is None or sink else max(0, before + start + 1 - window)
-        seen = slice(first, before + stop)
-        yield slice(start, stop), seen, mask[start:stop, seen]
-
-
-def _mask(query: Tensor, keys: int, window: int | None, sink: bool) -> Tensor:
-    """(Q, K) numbers to add to scores of the last Q of K positions."""
-    window = None if window is None or keys - sink <= window else window
-    # Position K − Q + i sees up to itself, so that the mask of any Q and K is a part of one matrix.
-    size = -(-keys // MASK_STEP) * MASK_STEP
-    whole = _causal_mask(size, window, sink and window is not None, query.dtype, query.device)
-    return whole[keys - query.shape[2] : keys, :keys]
 
 
 @lru_cache(maxsize=4)
