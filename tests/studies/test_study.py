@@ -273,6 +273,7 @@ def test_runs_when_done_then_each_is_that_of_the_recipe_alone_and_common_work_wa
         (tmp_path / "of the study").rename(cell.recipe.run_dir)
 
 
+@pytest.mark.slow
 def test_study_when_run_again_then_nothing_is_done_and_when_extended_only_what_is_new(
     finished: Path, tmp_path: Path
 ) -> None:

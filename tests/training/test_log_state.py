@@ -110,9 +110,7 @@ def ended(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # some thirty trainings, each in a process of its own
-@pytest.mark.parametrize(
-    "arguments", [pytest.param(BY_STEPS, marks=pytest.mark.everyday), BY_EPOCHS], ids=["steps", "epochs"]
-)
+@pytest.mark.parametrize("arguments", [BY_STEPS, BY_EPOCHS], ids=["steps", "epochs"])
 def test_training_when_killed_after_a_step_then_weights_log_and_summary_are_those_of_an_undisturbed_run(
     folder: Path, arguments: dict[str, Any]
 ) -> None:
