@@ -90,7 +90,8 @@ ROUND_CURVES = (
     RoundCurve(
         "mismatch",
         "Mismatch",
-        "Of recorded log-probabilities to those of training's passes, mean distance. Above 0.1, in float32 0.01, a run ends.",
+        "Of recorded log-probabilities to those of training's passes, mean distance. Above 0.1 a run ends. "
+        "In float32 it ends above 0.01.",
         "nats per token",
     ),
     RoundCurve("saturated", "Saturated pairs", "In the last logged steps.", "share of pairs"),
