@@ -361,14 +361,13 @@ def _side(response: Response, with_tokens: bool) -> Side:
     if response.step_ends is not None and not with_tokens:
         # A unit's steps go on in its tokens, behind the cut.
         values |= first_steps(response.step_ends, response.step_labels, len(response.response))
+    complete = None if response.finish_reason is None else True
+    if cut_at is not None or isinstance(response, Step):
+        complete = False
     return Side(
         text=_completion(response),
         id=response.response_id,
-        complete=False
-        if cut_at is not None or isinstance(response, Step)
-        else None
-        if response.finish_reason is None
-        else True,
+        complete=complete,
         cut_at=cut_at if with_tokens else None,
         stopped=True if response.finish_reason == "stop_string" and cut_at is None else None,
         **values,

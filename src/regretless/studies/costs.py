@@ -11,6 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from regretless.studies.comparison import Comparison, TableRow
+from regretless.studies.tables import MISSING, plain_html
 from regretless.workflow.run_folder import BASE
 from regretless.workflow.stage_folder import MANIFEST, read_mark
 
@@ -25,7 +26,7 @@ CAPTION = (
     "Means over the runs; what several methods share counts for each of them. Work that a run took from the store has "
     "the seconds that it once took."
 )
-HEADS = ("model", "method", "tokens sampled", "tokens trained", "optimizer steps", "seconds")
+HEADS = ("method", "tokens sampled", "tokens trained", "optimizer steps", "seconds")
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,11 @@ def _mean(costs: Sequence[Cost]) -> Cost:
 
 def cost_table(costs: Sequence[tuple[str, TableRow, Cost]]) -> Markup:
     """The costs as an HTML table."""
-    number = Markup('<td class="number">{}</td>')
     rows = [
-        Markup('<tr><td>{}</td><th scope="row">{}</th>{}</tr>').format(
-            model,
-            row.label,
-            Markup("").join(
-                number.format("–" if value is None else f"{value:,.0f}") for value in asdict(cost).values()
-            ),
+        (
+            f"{model}: {row.label}" if model else row.label,
+            [MISSING if value is None else f"{value:,.0f}" for value in asdict(cost).values()],
         )
         for model, row, cost in costs
     ]
-    heads = Markup("").join(Markup('<th scope="col">{}</th>').format(head) for head in HEADS)
-    return Markup(
-        '<div class="wide"><table><caption>{}</caption><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>'
-    ).format(CAPTION, heads, Markup("\n").join(rows))
+    return plain_html(CAPTION, HEADS, rows)

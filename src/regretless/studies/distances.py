@@ -24,7 +24,7 @@ from regretless.studies.comparison import Column, Comparison, Decoding, TableRow
 from regretless.studies.job import Job
 from regretless.studies.runner import Failure, failed_methods, finished, run_jobs
 from regretless.studies.study import Cell, Study
-from regretless.studies.tables import metric_of
+from regretless.studies.tables import MISSING, metric_of, plain_html
 from regretless.workflow.run_folder import resolve
 
 FOLDER, FILE = "distances", "score_distance.json"
@@ -179,20 +179,8 @@ def show_distances(study: Study, comparison: Comparison, distances: Sequence[Dis
     parts = []
     for model, columns, rows in distance_tables(comparison, distances):
         _print(f"{model}: score distance in nats² a token", rows, [name for name in columns if name.startswith(MSE)])
-        heads = Markup("").join(Markup('<th scope="col" class="number">{}</th>').format(head) for head in columns)
-        lines = [
-            Markup('<tr><th scope="row">{}</th>{}</tr>').format(
-                label,
-                Markup("").join(Markup('<td class="number">{}</td>').format(cells.get(name, "–")) for name in columns),
-            )
-            for label, cells in rows.items()
-        ]
-        parts.append(
-            Markup(
-                '<div class="wide"><table><caption>{}</caption><thead><tr><th scope="col">method</th>{}</tr></thead>'
-                "<tbody>{}</tbody></table></div>"
-            ).format(model, heads, Markup("").join(lines))
-        )
+        named = ((label, [cells.get(name, MISSING) for name in columns]) for label, cells in rows.items())
+        parts.append(plain_html(model, ("method", *columns), named))
     write_json(study.folder / "comparison" / FILE, [asdict(distance) for distance in distances])
     return Markup(
         "<p>MSE: mean squared difference of token log-probabilities (nats² a token) on the same pairs, none of them "

@@ -313,6 +313,22 @@ def as_html(comparison: Comparison, link: Callable[[Run], str | None] = lambda r
     return Markup("\n").join(parts)
 
 
+def plain_html(caption: str, columns: Sequence[str], rows: Iterable[tuple[str, Iterable[str]]]) -> Markup:
+    """A table of texts, each row with its name: `columns` are the heads, that of the names first."""
+    first, *others = columns
+    heads = Markup("").join(Markup('<th scope="col" class="number">{}</th>').format(head) for head in others)
+    lines = [
+        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
+            name, Markup("").join(Markup('<td class="number">{}</td>').format(cell) for cell in cells)
+        )
+        for name, cells in rows
+    ]
+    return Markup(
+        '<div class="wide"><table><caption>{}</caption><thead><tr><th scope="col">{}</th>{}</tr></thead>'
+        "<tbody>{}</tbody></table></div>"
+    ).format(caption, first, heads, Markup("").join(lines))
+
+
 def _html(entry: TableEntry, link: Callable[[Run], str | None]) -> Markup:
     value = Markup({1: "<strong>{}</strong>", 2: "<ins>{}</ins>"}.get(entry.rank or 0, "{}")).format(entry.value)
     reports = [(seed, text, address) for seed, text, run in entry.runs if (address := link(run)) is not None]
