@@ -1,13 +1,15 @@
 """The experiment "Does a score know regret?" of docs/real_models.md: its problems, its responses, its table.
 
     python experiments/real_regret.py problems train.jsonl --trained runs/gsm8k-small/prompts/prompts.jsonl
-    python experiments/real_regret.py responses runs/measured/verify/responses.parquet
-    python experiments/real_regret.py predictions runs/measured/rollout --analysis runs/gsm8k-5e5/analyze
+    python experiments/real_regret.py responses runs/measured/verify/responses.parquet --pieces 3
+    python experiments/real_regret.py collect runs/measured/rollout-*
+    python experiments/real_regret.py predictions --analysis runs/gsm8k-5e5/analyze-*
 
 The first writes problems.jsonl: GSM8K training problems of at most three steps that no model was trained on. The second
-writes selected.parquet: of each problem the first right and the first wrong response that ended by itself, where there
-are both. The third prints the table of predictions, those about trained models if there is an analysis of them, and
-draws docs/figures/real-regret.svg.
+writes selected-1.parquet, …: of each problem the first right and the first wrong response that ended by itself, where
+there are both, in pieces of whole problems that are measured one by one. The third gathers the pieces' tables in
+experiments/measured/real_regret.csv. The fourth reads that file, prints the table of predictions, those about trained
+models if there is an analysis of them, and draws docs/figures/real-regret.svg.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,12 @@ from theory_common import BLUE, FIGURES, GRAY, ORANGE, save_figure, start_figure
 from regretless.core.intervals import Estimate, from_samples, resamples
 
 SEED, MOST_STEPS = 20_261_129, 3
+MEASURED = Path(__file__).parent / "measured" / "real_regret.csv"
+COLUMNS = [
+    *("prompt_id", "response_id", "outcome", "units", "unit", "start", "end", "alpha"),
+    *("n_mu", "right_mu", "cut_mu", "unknown_mu", "p_mu", "v_star", "v_mu", "regret", "local", "future"),
+]
+"""Of `regret.parquet`, as docs/rollouts.md describes them: what is kept of a measurement."""
 RESAMPLES, PRIMARY = 2_000, 0.1
 Statistic = Callable[[pd.DataFrame], float]
 RANGES = {
@@ -64,15 +72,19 @@ def problems(train: Path, trained: Path, count: int) -> list[dict[str, str]]:
     return random.Random(SEED).sample(fits, count)
 
 
-def selected(verified: Path) -> pa.Table:
-    """The first right and the first wrong response that ended, of problems that have both, in the file's order."""
+def selected(verified: Path, pieces: int) -> list[pa.Table]:
+    """The first right and the first wrong response that ended, of problems that have both, in the file's order.
+
+    In pieces of whole problems, as even as can be.
+    """
     table = pq.read_table(verified)
     first: dict[str, dict[str, int]] = {}
     columns = zip(*(table[name].to_pylist() for name in ("prompt_id", "verdict", "finish_reason")), strict=True)
     for number, (prompt, verdict, reason) in enumerate(columns):
         if reason == "stop" and verdict in ("correct", "wrong"):
             first.setdefault(prompt, {}).setdefault(verdict, number)
-    return table.take(sorted(number for both in first.values() if len(both) == 2 for number in both.values()))
+    both = [list(numbers.values()) for numbers in first.values() if len(numbers) == 2]
+    return [table.take(sorted(np.concatenate(piece))) for piece in np.array_split(np.array(both), pieces)]
 
 
 def over_problems(table: pd.DataFrame, statistic: Statistic) -> Estimate:
@@ -146,12 +158,12 @@ def verdict(estimate: Estimate, low: float, high: float) -> str:
     return "refuted" if end < low or start > high else "open"
 
 
-def predictions(rollout: Path, analysis: Path | None) -> None:
+def predictions(analyses: Sequence[Path]) -> None:
     """Print each prediction with its range, estimate, 95 % interval and verdict; means of units; draw these."""
-    units = pd.read_parquet(rollout / "regret.parquet")
+    units = pd.read_csv(MEASURED)
     found = [*measured(units), *cut(units)]
-    if analysis is not None:
-        found += trained(pd.read_parquet(analysis / "unit_regret.parquet"))
+    if analyses:
+        found += trained(pd.concat([pd.read_parquet(folder / "unit_regret.parquet") for folder in analyses]))
     print("| | predicted | measured | 95 % | |\n|---|---|---|---|---|")
     for name, estimate in sorted(found, key=lambda pair: list(RANGES).index(pair[0])):
         low, high = RANGES[name]
@@ -202,21 +214,30 @@ def main() -> None:
     command.add_argument("file", type=Path, help="GSM8K's training problems")
     command.add_argument("--trained", type=Path, required=True, help="prompts of the run that trained models")
     command.add_argument("--count", type=int, default=120)
-    commands.add_parser("responses").add_argument("file", type=Path, help="verified responses")
+    command = commands.add_parser("responses")
+    command.add_argument("file", type=Path, help="verified responses")
+    command.add_argument("--pieces", type=int, default=3)
+    command = commands.add_parser("collect")
+    command.add_argument("folders", type=Path, nargs="+", help="what `regretless rollout` wrote about each piece")
     command = commands.add_parser("predictions")
-    command.add_argument("folder", type=Path, help="what `regretless rollout` wrote")
-    command.add_argument("--analysis", type=Path, help="what `regretless analyze` wrote about the trained models")
+    command.add_argument(
+        "--analysis", type=Path, nargs="*", default=[], help="what `regretless analyze` wrote, with each piece"
+    )
     args = parser.parse_args()
     if args.command == "predictions":
-        predictions(args.folder, args.analysis)
+        predictions(args.analysis)
+    elif args.command == "collect":
+        units = pd.concat([pd.read_parquet(folder / "regret.parquet", columns=COLUMNS) for folder in args.folders])
+        units.to_csv(MEASURED, index=False, float_format="%.6g")
+        print(f"{MEASURED}: {units.response_id.nunique()} responses of {units.prompt_id.nunique()} problems")
     elif args.command == "problems":
         rows = problems(args.file, args.trained, args.count)
         Path("problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         print(f"problems.jsonl: {len(rows)} problems")
     else:
-        table = selected(args.file)
-        pq.write_table(table, "selected.parquet")
-        print(f"selected.parquet: {table.num_rows} responses of {table.num_rows // 2} problems")
+        for number, table in enumerate(selected(args.file, args.pieces), 1):
+            pq.write_table(table, f"selected-{number}.parquet")
+            print(f"selected-{number}.parquet: {table.num_rows} responses of {table.num_rows // 2} problems")
 
 
 if __name__ == "__main__":
