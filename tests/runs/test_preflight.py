@@ -251,6 +251,8 @@ TABLE: dict[str, list[tuple[str, str]]] = {
             "train.num_train_epochs: expected-a-number",
         ),
         ("train.num_train_epochs=0", "train.num_train_epochs: expected-a-number"),
+        ("train.methods.repo.estimator=topk", "train.methods.repo.estimator: topk-reads-the"),
+        ("train.soft_labels=true", "train.soft_labels: it-reads-preference_probability"),
         ("train.optim=banana", "train.optim: expected-one-of"),
         ("train.optim=lomo", "train.optim: you-need-to"),
         ("train.lr_scheduler_type=cosin", "train.lr_scheduler_type: expected-one-of"),

@@ -128,8 +128,13 @@ class Train(Training["TrainConfig"]):
             yield [self.unit(run, objective, config, objective, run.model, pairs, source)]
 
     def problems(self, config: TrainConfig, machine: Machine) -> None:
-        """Problems of every method's arguments."""
+        """Problems of every method's arguments, and of the run's data for it."""
         self.check(self.name, config, machine)
+        if machine.is_done(self.name):
+            return
+        for objective in config.objectives:
+            for key, problem in _not_in_data(config, objective, machine.recipe):
+                machine.add(f"{self.name}.{config.key_of(objective, key)}", problem)
 
     def contents(self, config: TrainConfig) -> Collection[str]:
         """The models."""
@@ -152,6 +157,25 @@ class Train(Training["TrainConfig"]):
         # Held-out pairs are of more than one prompt: KTO needs answers to another prompt.
         held_out = min(section.get("eval_pairs", 0), 8)
         return {**kept(section), **SHORT, "methods": methods, "eval_pairs": held_out}
+
+
+def _not_in_data(config: TrainConfig, objective: str, recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Settings of a method that read what this run's stages do not write, with the reason."""
+    from regretless.labeling.pairing_rules import RULES
+
+    values = config.values_for(objective)
+    if values.get("soft_labels") and recipe.pair is not None and RULES.find(recipe.pair.rule).probability is None:
+        yield (
+            "soft_labels",
+            f"it reads preference_probability, which pair.rule={recipe.pair.rule} does not write; leave it out, or set "
+            "pair.rule to regret or response_regret",
+        )
+    if values.get("estimator") == "topk" and recipe.sample is not None and not recipe.sample.top_logps:
+        yield (
+            "estimator",
+            "topk reads the writer's most likely tokens, and sample records none; set sample.top_logps, for example to "
+            "20, or leave it out",
+        )
 
 
 def kept(section: Mapping[str, Any]) -> dict[str, Any]:
