@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from regretless.core.errors import ConfigError
 from regretless.modeling.load import (
     ModelConfig,
+    _say_slow,
     eos_token_ids,
     in_one_dtype,
     load_model,
@@ -101,6 +102,19 @@ def test_model_when_saved_loads_with_its_own_or_the_asked_dtype(tmp_path: Path) 
     assert again.training
     weights = zip(again.parameters(), model.parameters(), strict=True)
     assert all(torch.equal(one, other.float()) for one, other in weights)
+
+
+@pytest.mark.parametrize(
+    ("has_instructions", "dtype", "notes"), [(False, "bfloat16", 1), (False, "float32", 0), (True, "bfloat16", 0)]
+)
+def test_half_precision_when_the_cpu_has_no_instructions_for_it_is_said_once(
+    has_instructions: bool, dtype: Any, notes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_instructions)
+    _say_slow.cache_clear()
+    for _ in range(2):
+        load_model(ModelConfig(architecture=smoke_architecture("llama", 16), dtype=dtype))
+    assert capsys.readouterr().err.count("no instructions for bfloat16") == notes
 
 
 def test_models_when_stored_in_different_types_are_compared_in_float32_unless_told_otherwise(tmp_path: Path) -> None:

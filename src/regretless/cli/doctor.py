@@ -25,7 +25,7 @@ from regretless.evaluation.benchmarks import BENCHMARKS
 from regretless.labeling.pairing_rules import RULES
 from regretless.labeling.verifiers import VERIFIERS
 from regretless.modeling.forward import in_one_row
-from regretless.modeling.load import best_device
+from regretless.modeling.load import best_device, is_slow_here
 from regretless.objectives import OBJECTIVES
 from regretless.sampling.engines import ENGINES
 from regretless.workflow.workers import cpus
@@ -135,7 +135,9 @@ def _accelerator(number: int) -> str:
 def _used(device: torch.device) -> dict[str, str]:
     """What training and sampling do on this machine with default settings."""
     devices = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-    half = "works" if is_torch_bf16_gpu_available() else "needs a GPU that has it"
+    half = "works" if is_torch_bf16_gpu_available() or device.type == "cpu" else "needs a GPU that has it"
+    if is_slow_here(torch.bfloat16):
+        half = "is slow: this CPU has no instructions for it"
     liger = "possible: use_liger_kernel=True" if _version("liger-kernel") else "no: liger-kernel is not installed"
     return {
         "device": f"{device.type}, {devices} of them" if devices else device.type,

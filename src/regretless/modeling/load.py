@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import os
 import warnings
@@ -33,6 +34,7 @@ from regretless.core.files import fingerprint
 from regretless.core.hub import one_attempt, why
 from regretless.core.paths import PathSetting
 from regretless.core.settings import DECIDED, Section
+from regretless.core.terminal import print_note
 from regretless.modeling import kept_models
 from regretless.modeling.chat_templates import choose_pad_token, set_chat_template, set_template_arguments, turn_end_ids
 from regretless.modeling.quantization import Quantization, for_transformers, keep_weights_as_loaded, quantization_of
@@ -144,6 +146,8 @@ def load_model(
                 weight.data = weight.data.clone()
     if for_training:
         return model.train()
+    if is_slow_here(model.dtype):
+        _say_slow(model.dtype)
     # Quantized weights were put onto the device while they were read.
     return (model if getattr(model, "is_quantized", False) else model.to(best_device())).eval()
 
@@ -254,6 +258,21 @@ def best_device() -> torch.device:
     """The accelerator of this process (by its local rank if there are several processes), or the CPU."""
     kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return torch.device("cpu") if kind is None else torch.device(kind.type, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def is_slow_here(dtype: torch.dtype) -> bool:
+    """True for half precision where a CPU has no instructions for it: float32 is several times as fast there."""
+    name = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}.get(dtype)
+    has_instructions = getattr(torch.ops.mkldnn, name, None) if name else None
+    return has_instructions is not None and best_device().type == "cpu" and not has_instructions()
+
+
+@functools.cache
+def _say_slow(dtype: torch.dtype) -> None:
+    print_note(
+        f"note: this CPU has no instructions for {str(dtype).removeprefix('torch.')} and computes it several times as "
+        "slowly as float32: set the model's dtype to float32, which takes twice the memory"
+    )
 
 
 def default_architecture(model_type: str) -> PretrainedConfig:
