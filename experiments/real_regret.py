@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -158,17 +158,23 @@ def verdict(estimate: Estimate, low: float, high: float) -> str:
     return "refuted" if end < low or start > high else "open"
 
 
+def prediction_table(found: Iterable[tuple[str, Estimate]], ranges: Mapping[str, tuple[float, float]]) -> str:
+    """Each prediction with its range, estimate, 95 % interval and verdict."""
+    rows = []
+    for name, estimate in found:
+        low, high = ranges[name]
+        ends = " to ".join(f"{end:.2f}" for end in estimate.interval)
+        rows.append((name, f"{low:.2f} to {high:.2f}", f"{estimate.value:.2f}", ends, verdict(estimate, low, high)))
+    return table(["", "predicted", "measured", "95 %", ""], rows)
+
+
 def predictions(analyses: Sequence[Path]) -> None:
     """Print each prediction with its range, estimate, 95 % interval and verdict; means of units; draw these."""
     units = pd.read_csv(MEASURED)
     found = [*measured(units), *cut(units)]
     if analyses:
         found += trained(pd.concat([pd.read_parquet(folder / "unit_regret.parquet") for folder in analyses]))
-    print("| | predicted | measured | 95 % | |\n|---|---|---|---|---|")
-    for name, estimate in sorted(found, key=lambda pair: list(RANGES).index(pair[0])):
-        low, high = RANGES[name]
-        ends = " to ".join(f"{end:.2f}" for end in estimate.interval)
-        print(f"| {name} | {low:.2f} to {high:.2f} | {estimate.value:.2f} | {ends} | {verdict(estimate, low, high)} |")
+    print(prediction_table(sorted(found, key=lambda pair: list(RANGES).index(pair[0])), RANGES))
     header = ["response", "unit", "success rate before it", "local", "future", "regret"]
     rows = [
         ("right" if outcome else "wrong", unit + 1, *(f"{value:.2f}" for value in of.to_numpy()))
