@@ -14,17 +14,17 @@ import pytest
 
 from regretless.core import progress
 from regretless.core.files import read_json
-from regretless.core.progress import BarState, Pace, SharedBars, bar
+from regretless.core.progress import BarState, Pace, SharedBars, bar, drew
 from regretless.core.terminal import console
 
 
 def said_after(state: BarState, *steps: tuple[float, int, int]) -> str:
-    """The line about a bar after steps of (seconds, items, tokens); a last step without items is time that passes."""
+    """The line about a bar after steps of (seconds, items, tokens); a last step without both is time that passes."""
     now = 1000.0
     pace = Pace(state, clock=lambda: now)
     for seconds, items, tokens in steps:
         now += seconds
-        if items:
+        if items or tokens:
             state = replace(state, done=state.done + items, tokens=state.tokens + tokens)
             pace.update(state)
     return pace.line(state.description)
@@ -45,6 +45,13 @@ ROWS = BarState(0, "verify", 200, 0)
         (replace(ROWS, note="$0.10"), [(4, 2000, 0)], "verify: 2,000 of 200 rows (1000%), 500 rows/s, $0.10"),
         # Responses of earlier runs took no time of this one.
         (RESPONSES, [(40, 64, 6400)], "sample: 1,064 of 1,640 responses (65%), 160 tokens/s, 0:06:00 left"),
+        # No response is done, but tokens are drawn.
+        (RESPONSES, [(40, 0, 800)], "sample: 1,000 of 1,640 responses (61%), 20 tokens/s"),
+        (
+            RESPONSES,
+            [(40, 64, 6400), (40, 0, 1600)],
+            "sample: 1,064 of 1,640 responses (65%), 100 tokens/s, 0:12:00 left",
+        ),
         # Replies that were paid for earlier come at once; after ten minutes they count no more.
         (ROWS, [(1, 100, 0), *[(10, 1, 0)] * 61], "verify: 161 of 200 rows (80%), 0.1 rows/s, 0:06:30 left"),
         # A worker reports half an hour's rows together.
@@ -72,6 +79,20 @@ def wait_for(text: str, stream: io.StringIO) -> None:
     while text not in stream.getvalue() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert text in stream.getvalue()
+
+
+def test_bar_when_tokens_are_drawn_before_items_are_done_then_each_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    states: list[BarState] = []
+    monkeypatch.setattr(progress, "_send", states.append)
+    monkeypatch.setattr(progress, "BETWEEN", 0.0)
+    drew(5)  # no bar is there
+    with bar("sample", 2, unit="responses") as advance:
+        drew(30)
+        advance(1, 20)
+        drew(10)
+        advance(1, 20)
+    counts = [(state.done, state.tokens) for state in states]
+    assert list(dict.fromkeys(counts)) == [(0, 0), (0, 30), (1, 30), (1, 40), (2, 40)]
 
 
 def test_bar_when_there_is_no_terminal_then_lines_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ class BarState:
     note: str = ""
     is_over: bool = False
     tokens: int = 0
-    """Of the items that were done since the bar began."""
+    """Of the items that were done since the bar began, or of all at work where more of them were drawn (`drew`)."""
     unit: str = "rows"
     """What the items are."""
 
@@ -105,13 +105,13 @@ class Pace:
     def speed(self) -> str:
         """Tokens per second, else items per second, and the time that is left; empty within the first second."""
         first, state = self._moments[0], self.state
-        seconds, done = self._clock() - first.time, state.done - first.done
-        if seconds < 1 or done <= 0:
+        seconds, done, tokens = self._clock() - first.time, state.done - first.done, state.tokens - first.tokens
+        if seconds < 1 or (done <= 0 and tokens <= 0):
             return ""
-        count, unit = (state.tokens - first.tokens, "tokens") if state.tokens else (done, state.unit)
+        count, unit = (tokens, "tokens") if state.tokens else (done, state.unit)
         rate = count / seconds
         text = f"{rate:,.0f} {unit}/s" if rate >= 100 else f"{rate:.2g} {unit}/s"
-        if state.total is None or state.done >= state.total:
+        if state.total is None or state.done >= state.total or done <= 0:
             return text
         return f"{text}, {timedelta(seconds=round((state.total - state.done) * seconds / done))} left"
 
@@ -218,17 +218,37 @@ def bar(
     done: items of earlier runs. note: returns the text behind the bar, called whenever it moves. unit: what items are.
     """
     state = BarState(next(_numbers), description, total, done, note(), unit=unit)
+    of_done = drawn = 0
     with (_drawn if _send is None else _sent)(state) as show:
 
         def advance(amount: int, tokens: int = 0, /) -> None:
-            nonlocal state
-            state = replace(state, done=state.done + amount, tokens=state.tokens + tokens, note=note())
+            nonlocal state, of_done
+            of_done += tokens
+            state = replace(state, done=state.done + amount, tokens=max(of_done, drawn), note=note())
             show(state)
 
+        def draw(tokens: int) -> None:
+            nonlocal drawn
+            if unit != STEPS:  # answers that a training logs
+                drawn += tokens
+                advance(0)
+
+        _drawing.append(draw)
         try:
             yield advance
         finally:
+            _drawing.remove(draw)
             show(replace(state, note=note()))
+
+
+_drawing: list[Callable[[int], None]] = []
+"""Of each bar of this process, the last opened at the end."""
+
+
+def drew(tokens: int) -> None:
+    """Tell the innermost bar of this process that so many tokens were drawn, of items that need not be done yet."""
+    if _drawing:
+        _drawing[-1](tokens)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from regretless.core.errors import error_line
+from regretless.core.progress import drew
 from regretless.core.top_logps import packed
 from regretless.modeling.adapters import fused_adapters
 from regretless.modeling.cpu_attention import grouped_attention
@@ -302,6 +303,7 @@ class _Batch:
         self._make_room(longest + 1)
         places = torch.tensor([[row.length - 1] for row in rows], device=tokens.device)
         self.ids[slots].scatter_(1, places, tokens[:, None])
+        drew(len(rows))
         over = [ends or len(row.token_ids) == self.most for ends, row in zip(self.are_over(rows), rows, strict=True)]
         for at in reversed(range(len(rows))):
             if over[at]:
