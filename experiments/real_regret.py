@@ -175,13 +175,18 @@ def predictions(analyses: Sequence[Path]) -> None:
     if analyses:
         found += trained(pd.concat([pd.read_parquet(folder / "unit_regret.parquet") for folder in analyses]))
     print(prediction_table(sorted(found, key=lambda pair: list(RANGES).index(pair[0])), RANGES))
+    print("\n" + unit_table(units))
+    draw(units, FIGURES / "real-regret.svg")
+
+
+def unit_table(units: pd.DataFrame) -> str:
+    """`by_unit`, right responses first."""
     header = ["response", "unit", "success rate before it", "local", "future", "regret"]
     rows = [
         ("right" if outcome else "wrong", unit + 1, *(f"{value:.2f}" for value in of.to_numpy()))
         for (outcome, unit), of in by_unit(units).sort_index(ascending=[False, True]).iterrows()
     ]
-    print("\n" + table(header, rows))
-    draw(units, FIGURES / "real-regret.svg")
+    return table(header, rows)
 
 
 def by_unit(units: pd.DataFrame) -> pd.DataFrame:

@@ -2,10 +2,12 @@
 
     python experiments/real_regret.py responses runs/quickstart/verify/responses.parquet --pieces 4
     python experiments/world_regret.py instrument runs/world-regret/many runs/world-regret/few-*
+    python experiments/world_regret.py picture runs/world-regret/measured
     python experiments/world_regret.py scores runs/quickstart/analyze/unit_regret.parquet
 
-The second compares measurements of the same responses, few continuations against many. The third prints the table of
-predictions about trained models, and the rank correlation of each model's scores with measured regret.
+The second compares measurements of the same responses, few continuations against many. The third draws
+docs/figures/world-regret.svg and prints its means. The fourth prints the table of predictions about trained models, and
+the rank correlation of each model's scores with measured regret.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from real_regret import PRIMARY, over_problems, prediction_table, rank
-from theory_common import table
+from real_regret import PRIMARY, draw, over_problems, prediction_table, rank, unit_table
+from theory_common import FIGURES, table
 
 from regretless.core.intervals import Estimate
 
@@ -102,11 +104,17 @@ def main() -> None:
     command = commands.add_parser("instrument")
     command.add_argument("many", type=Path, help="what `regretless rollout` wrote with many continuations")
     command.add_argument("few", type=Path, nargs="+", help="the same with few, each with another seed")
+    command = commands.add_parser("picture")
+    command.add_argument("folder", type=Path, help="what `regretless rollout` wrote")
     command = commands.add_parser("scores")
     command.add_argument("file", type=Path, help="unit_regret.parquet of an analysis")
     args = parser.parse_args()
     if args.command == "instrument":
         instrument(args.many, args.few)
+    elif args.command == "picture":
+        units = pd.read_parquet(args.folder / "regret.parquet")
+        print(unit_table(units))
+        draw(units, FIGURES / "world-regret.svg")
     else:
         units = pd.read_parquet(args.file)
         print(prediction_table(scores(units), RANGES))
