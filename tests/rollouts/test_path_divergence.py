@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from regretless.modeling.load import ModelConfig, load_model
+from regretless.rollouts import path_divergence
 from regretless.rollouts.path_divergence import path_divergences
 from regretless.sampling.engine_settings import SamplingParams
 
@@ -41,3 +43,21 @@ def test_divergence_is_that_of_what_the_engine_samples_from(
     # The sum over a path is that of its contexts.
     both = path_divergences(models(0), models(1), params, [(context, [4, 2]), ([*context, 4], [2])])
     assert both[0] == pytest.approx(found[0] + both[1], abs=1e-4)
+
+
+def test_divergence_when_continuations_are_equal_then_one_pass_serves_all(
+    models: Callable[[int], ModelConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    whole = path_divergence._next_token_logits
+
+    def counted(model: Any, ids: torch.Tensor, count: int) -> torch.Tensor:
+        passes.append(count)
+        return whole(model, ids, count)
+
+    monkeypatch.setattr(path_divergence, "_next_token_logits", counted)
+    paths = [([1, 2], [4]), ([1], [2, 4]), ([1, 2], [4]), ([1, 2], [4, 2])]
+    found = path_divergences(models(0), models(1), SamplingParams(**PLAIN), paths)  # type: ignore[arg-type]
+    assert passes == [1, 1, 2, 2, 2, 2], "both models, three paths"
+    alone = [path_divergences(models(0), models(1), SamplingParams(**PLAIN), [path])[0] for path in paths]  # type: ignore[arg-type]
+    assert found == alone and len(set(found)) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -32,22 +33,23 @@ def path_divergences(
     """Σ_t KL(μ ‖ π_ref) in nats over the tokens of each continuation, given as (context ids, continuation ids).
 
     μ is what the writer samples from under `params`, π_ref the reference's own distribution. The mean over μ's
-    continuations of a context is its KL-to-go, with less noise than that of their log-ratios. Both models are in memory
-    at the same time. Raises ConfigError for a model that cannot be loaded.
+    continuations of a context is its KL-to-go, with less noise than that of their log-ratios. Equal continuations are
+    computed once. Both models are in memory at the same time. Raises ConfigError for a model that cannot be loaded.
     """
+    given = [(tuple(context), tuple(written)) for context, written in paths]
     models = [load_model(config) for config in (writer, reference)]
     shape = _shaped_by(params)
-    found = []
+    found = {}
     with torch.inference_mode():
-        for context, written in paths:
+        for (context, written), count in Counter(given).items():
             ids = torch.tensor([[*context, *written]], device=models[0].device)
             ours, theirs = (_next_token_logits(model, ids, len(written)) for model in models)
             logps = shape(ids[0], ours).log_softmax(dim=1)
             # Tokens that μ never writes count nothing.
             terms = logps.exp() * (logps - theirs.log_softmax(dim=1))
-            found.append(float(terms.masked_fill(logps == -math.inf, 0.0).sum()))
-            advance(1)
-    return found
+            found[context, written] = float(terms.masked_fill(logps == -math.inf, 0.0).sum())
+            advance(count)
+    return [found[path] for path in given]
 
 
 def _next_token_logits(model: PreTrainedModel | PeftModel, ids: Tensor, count: int) -> Tensor:
