@@ -89,16 +89,24 @@ def selected(verified: Path, pieces: int) -> list[pa.Table]:
 
 def over_problems(table: pd.DataFrame, statistic: Statistic) -> Estimate:
     """A statistic of the rows of a table, with the central 95 % of its values where problems are resampled."""
-    groups = [rows for _, rows in table.groupby("prompt_id", sort=True)]
+    table = table.reset_index(drop=True)
+    groups = list(table.groupby("prompt_id", sort=True).indices.values())
     draws = resamples(len(groups), RESAMPLES, SEED).astype(int)
-    drawn = [statistic(pd.concat([g for g, n in zip(groups, draw, strict=True) for _ in range(n)])) for draw in draws]
-    samples = np.array(drawn)
+    of_row = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    rows = np.concatenate(groups)
+    samples = np.array([statistic(table.take(np.repeat(rows, draw[of_row]))) for draw in draws])
     return from_samples(statistic(table), len(groups), samples[~np.isnan(samples)])
 
 
 def rank(first: str, second: str) -> Statistic:
     """Spearman's rank correlation of two columns; NaN where one of them does not vary."""
-    return lambda rows: float(stats.spearmanr(rows[first], rows[second])[0]) if len(rows) > 2 else float("nan")
+
+    def of(rows: pd.DataFrame) -> float:
+        if len(rows) < 3 or rows[first].nunique() < 2 or rows[second].nunique() < 2:
+            return float("nan")
+        return float(np.corrcoef(stats.rankdata(rows[first]), stats.rankdata(rows[second]))[0, 1])
+
+    return of
 
 
 def right_minus_wrong(column: str) -> Statistic:
@@ -212,8 +220,10 @@ def draw(units: pd.DataFrame, path: Path) -> None:
     rates.set(xlabel="before unit (last: the end)", ylabel="success rate", ylim=(-0.03, 1.03))
     parts.set(xlabel="unit", ylabel=f"regret at α = {PRIMARY}")
     parts.axhline(0, color=GRAY, linewidth=0.8)
+    parts.set(xticks=places, ylim=(None, 1.3 * parts.get_ylim()[1]))
+    rates.set(xticks=[*places, len(places) + 1])
     rates.legend()
-    parts.legend(fontsize=7)
+    parts.legend(fontsize=7, ncols=2, loc="upper center")
     save_figure(figure, path)
 
 
