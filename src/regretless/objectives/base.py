@@ -216,6 +216,8 @@ class Objective(Section):
     """Whether the reward is the mean log-probability of a response's tokens: less weight of some would raise it."""
     works_with: ClassVar[Mapping[str, str]] = {}
     """Hyperparameter → the one without which it has no effect."""
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """Modifier that the method cannot have → why, as the rest of a sentence about the method."""
 
     reference: Literal["model", "behavior"] = "model"
     """Policy that log-ratios are relative to: the reference model, or the behavior policy that generated the responses,
@@ -262,6 +264,11 @@ class Objective(Section):
             problems["soft_labels"] = f"{self.name} reads no rejected response to prefer; leave it out"
         elif self.soft_labels and self.zero_point is not None:
             problems["soft_labels"] = f"{self.name} {SINGLE_LOSSES}; leave it out"
+        problems |= {
+            name: f"{self.name} {why}; leave it out"
+            for name, why in self.refuses.items()
+            if getattr(self, name) != Objective.model_fields[name].default
+        }
         if problems:
             errors = [setting_error((key,), text, getattr(self, key)) for key, text in problems.items()]
             raise ValidationError.from_exception_data(type(self).__name__, errors)
