@@ -115,6 +115,7 @@ def test_soft_labels_of_dpo_when_all_are_equal_then_they_are_conservative_smooth
         ("sft", {"soft_labels": True}, "soft_labels: sft reads no rejected response"),
         ("kto", {"soft_labels": True}, "soft_labels: kto has losses of single responses"),
         ("repo_unpaired", {"soft_labels": True}, "soft_labels: repo_unpaired has losses of single responses"),
+        ("repo_listwise", {"soft_labels": True}, "soft_labels: repo_listwise has losses of lists"),
         (
             "weighted_sum",
             {"terms": [{"objective": "dpo", "soft_labels": True}]},

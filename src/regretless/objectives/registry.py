@@ -15,6 +15,7 @@ from regretless.objectives.orpo import ORPO
 from regretless.objectives.ppl import PPL
 from regretless.objectives.repo import RePO
 from regretless.objectives.repo_det import RePODet
+from regretless.objectives.repo_listwise import RePOListwise
 from regretless.objectives.repo_unpaired import RePOUnpaired
 from regretless.objectives.rpo import RPO
 from regretless.objectives.sft import SFT
@@ -29,6 +30,7 @@ OBJECTIVES.enter(
         "repo": RePO,
         "repo_det": RePODet,
         "repo_unpaired": RePOUnpaired,
+        "repo_listwise": RePOListwise,
         "ppl": PPL,
         "cpl": CPL,
         "dpo": DPO,
