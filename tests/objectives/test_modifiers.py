@@ -19,7 +19,11 @@ BETA = 0.1
 PAIRS = torch.tensor([[0, 1], [1, 2]])
 """Of responses of 4, 2 and 1 tokens: the second is the shorter one of one pair, and the longer one of the other."""
 
-LENGTHS = [name for name in OBJECTIVES if "rejected" in build(name).needs and name not in ("kto", "simpo", "orpo")]
+LENGTHS = [
+    name
+    for name in OBJECTIVES
+    if "rejected" in build(name).needs and name not in ("kto", "simpo", "orpo", "repo_listwise")
+]
 """Methods that may compare lengths."""
 
 
