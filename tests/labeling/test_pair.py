@@ -377,6 +377,26 @@ def test_above_writer_when_a_text_was_drawn_twice_then_it_counts_twice_in_its_wr
     assert (pair.chosen.score, pair.rejected.score) == pytest.approx((2 / 3, -1 / 3))
 
 
+@pytest.mark.parametrize(
+    ("rule", "right", "wrong"),
+    [("rloo", 1.0, -1 / 3), ("grpo", 0.75 / math.sqrt(3 / 16), -0.25 / math.sqrt(3 / 16))],
+)
+def test_normalized_returns_when_one_of_four_is_right_then_they_are_scores_and_their_gap_is_the_target(
+    rule: str, right: float, wrong: float
+) -> None:
+    # The text w1 was drawn twice: both draws count in the group's mean and deviation.
+    rows = [CORRECT[0], WRONG[0], replace(WRONG[0], response_id="q1-again"), WRONG[1], response("u", "unknown")]
+    pairs, _ = make_pairs(rows, PairConfig(rule=rule, label_temperature=0.5))
+    assert sorted(texts(pairs)) == [("c1", "w1"), ("c1", "w2")]
+    for pair in pairs:
+        assert pair.rejected is not None
+        assert (pair.chosen.score, pair.rejected.score) == pytest.approx((right, wrong))
+        assert pair.preference_probability == pytest.approx(1 / (1 + math.exp(-(right - wrong) / 0.5)))
+    certain, _ = make_pairs(rows, PairConfig(rule=rule))
+    assert {pair.preference_probability for pair in certain} == {1.0}
+    assert make_pairs(WRONG, PairConfig(rule=rule))[1]["prompts_dropped"] == {"equal_scores": 1}
+
+
 def test_best_start_when_lines_are_shared_then_a_start_is_worth_what_it_usually_leads_to() -> None:
     rows = [
         response("good\nright", "correct"),
@@ -580,13 +600,13 @@ def test_stage_when_another_rule_could_use_the_responses_then_the_error_names_it
     write_records(tmp_path / "verified.jsonl", [CORRECT[0], WRONG[0]])
     wanted = (
         r"no_usable_response 1, verdict_unknown 2; correct_vs_wrong uses none of these responses, which have scores: "
-        r"set rule to one of best_vs_random, above_writer, best_start$"
+        r"set rule to one of best_vs_random, above_writer, best_start, rloo, grpo$"
     )
     with pytest.raises(DataError, match=wanted):
         run(PairConfig(), tmp_path / "scored.jsonl", tmp_path)
     wanted = (
         r"without_score 2; best_vs_random uses none of these responses, which have verdicts: "
-        r"set rule to one of correct_vs_wrong, above_writer, best_start$"
+        r"set rule to one of correct_vs_wrong, above_writer, best_start, rloo, grpo$"
     )
     with pytest.raises(DataError, match=wanted):
         run(PairConfig(rule="best_vs_random"), tmp_path / "verified.jsonl", tmp_path)

@@ -19,7 +19,11 @@ BETA = 0.1
 PAIRS = torch.tensor([[0, 1], [1, 2]])
 """Of responses of 4, 2 and 1 tokens: the second is the shorter one of one pair, and the longer one of the other."""
 
-LENGTHS = [name for name in OBJECTIVES if "rejected" in build(name).needs and name not in ("kto", "simpo", "orpo")]
+LENGTHS = [
+    name
+    for name in OBJECTIVES
+    if "rejected" in build(name).needs and name not in ("kto", "simpo", "orpo", "repo_listwise")
+]
 """Methods that may compare lengths."""
 
 
@@ -63,7 +67,11 @@ def test_ld_alpha_of_zero_when_lengths_are_equal_then_nothing_changes_for_any_ob
     torch.testing.assert_close(found.pair_rewards(PAIRS), expected.pair_rewards(PAIRS), rtol=1e-12, atol=0)
 
 
-SOFT = [name for name in OBJECTIVES if "rejected" in build(name).needs and build(name).zero_point is None]
+SOFT = [
+    name
+    for name in OBJECTIVES
+    if "rejected" in build(name).needs and build(name).zero_point is None and "soft_labels" not in build(name).refuses
+]
 
 
 @pytest.mark.parametrize("name", SOFT)
@@ -110,6 +118,8 @@ def test_soft_labels_of_dpo_when_all_are_equal_then_they_are_conservative_smooth
     [
         ("sft", {"soft_labels": True}, "soft_labels: sft reads no rejected response"),
         ("kto", {"soft_labels": True}, "soft_labels: kto has losses of single responses"),
+        ("repo_unpaired", {"soft_labels": True}, "soft_labels: repo_unpaired has losses of single responses"),
+        ("repo_listwise", {"soft_labels": True}, "soft_labels: repo_listwise has losses of lists"),
         (
             "weighted_sum",
             {"terms": [{"objective": "dpo", "soft_labels": True}]},

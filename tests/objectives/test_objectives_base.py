@@ -153,7 +153,7 @@ def test_build_with_bad_settings_reports_all_of_them_together() -> None:
     assert message.startswith("objective repo: 5 problem(s)")
     for part in ("beta: input should be greater than 0 (got 0)", "formulation:", "sft_weight:", "discount:", "gamma:"):
         assert part in message
-    with pytest.raises(ConfigError, match=r"objective: expected one of repo, repo_det, dpo.*; got 'ppo'"):
+    with pytest.raises(ConfigError, match=r"objective: expected one of repo, repo_det, .*dpo.*; got 'ppo'"):
         build("ppo")
     with pytest.raises(ConfigError, match="beta: input should be a finite number"):
         build("dpo", beta=float("inf"))

@@ -65,6 +65,40 @@ def test_repo_when_the_reference_wrote_then_it_is_dpo_with_position_weights(
     assert found.pair_losses.tolist() == pytest.approx(losses, rel=1e-12)
 
 
+def test_ppl_is_the_printed_sum_without_a_reference_and_asks_for_none(
+    make_batch: Callable[..., dict[str, Tensor]],
+) -> None:
+    lengths = [7, 1, 4]
+    batch = make_batch(lengths)
+    objective = build("ppl", beta=0.3)
+    assert objective.needs == {"rejected", "behavior"}
+    output = objective(Logps(**batch), PAIRS)
+    policy, behavior = batch["policy"].detach(), batch["behavior"]
+    expected = [0.3 * _score(policy[row, :n], torch.zeros(n), behavior[row, :n]) for row, n in enumerate(lengths)]
+    losses = [math.log1p(math.exp(expected[worse] - expected[better])) for better, worse in PAIRS.tolist()]
+    assert output.pair_losses.tolist() == pytest.approx(losses, rel=1e-12)
+    same = build("repo", beta=0.3, reference_weight=0)(Logps(**batch), PAIRS)
+    assert output.pair_losses.tolist() == same.pair_losses.tolist()
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0])
+def test_cpl_by_hand_is_repo_det_without_reference_and_future(
+    weight: float, make_batch: Callable[..., dict[str, Tensor]]
+) -> None:
+    batch = make_batch([7, 1, 4])
+    objective = build("cpl", rejected_weight=weight)
+    assert objective.needs == {"rejected"}
+    output = objective(Logps(batch["policy"], mask=batch["mask"]), PAIRS)
+    sums = [0.1 * float(batch["policy"][row, :n].sum()) for row, n in enumerate([7, 1, 4])]
+    losses = [math.log1p(math.exp(weight * sums[worse] - sums[better])) for better, worse in PAIRS.tolist()]
+    assert output.pair_losses.tolist() == pytest.approx(losses, rel=1e-12)
+    options = {"beta": 0.1, "reference_weight": 0, "discount": 0, "rejected_weight": weight}
+    same = build("repo_det", **options)(Logps(**batch), PAIRS)
+    assert output.pair_losses.tolist() == pytest.approx(same.pair_losses.tolist(), rel=1e-12)
+    gradients = [torch.autograd.grad(found.loss, batch["policy"])[0] for found in (output, same)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=0)
+
+
 def _score_of_cut(policy: Tensor, reference: Tensor, behavior: Tensor, cut: int, options: dict[str, Any]) -> float:
     """The score of the first `cut` tokens, β = 1, whose future goes on to the end: the double sum written out."""
     total, length = 0.0, len(policy)

@@ -81,6 +81,13 @@ def plain_loss(
             rows[column].append(torch.nn.functional.pad(values, (0, longest - len(ids))))
     stacked = {column: torch.stack(values) for column, values in rows.items()}
     indices = torch.arange(len(responses)).reshape(-1, 2)
+    if build(name, **hyperparameters).lists:
+        of_chosen: dict[Any, list[int]] = {}
+        for number, pair in enumerate(pairs):
+            key = (pair.prompt_ids, pair.chosen.ids, pair.chosen.values["behavior"])
+            of_chosen.setdefault(key, [2 * number]).append(2 * number + 1)
+        assert len({len(rows) for rows in of_chosen.values()}) > 1
+        indices = torch.tensor(list(itertools.zip_longest(*of_chosen.values(), fillvalue=-1))).T
     z_ref = None
     if (zero_point := build(name, **hyperparameters).zero_point) is not None:
         with torch.no_grad():

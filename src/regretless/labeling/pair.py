@@ -46,9 +46,10 @@ class PairConfig(Section):
     likely correct with the most likely wrong responses (the authors' released code). `above_writer` scores a response
     by how much better it is than its writer's responses to the prompt are on average (an advantage, not a regret), and
     `best_start` by how good all responses with the same first line are on average; both pair random responses with
-    different scores. `regret` pairs units behind one context by their regret, as `rollout` has measured it: less is
-    better. `response_regret` does so with whole responses that have equally many units. `step_labels` pairs good with
-    bad steps behind one context, as people or a model have labeled them."""
+    different scores. So do `rloo` and `grpo`, by the score or verdict relative to the other responses to the prompt:
+    minus their mean, or standardized. `regret` pairs units behind one context by their regret, as `rollout` has
+    measured it: less is better. `response_regret` does so with whole responses that have equally many units.
+    `step_labels` pairs good with bad steps behind one context, as people or a model have labeled them."""
     max_correct: int = Field(default=2, ge=1)
     """Most correct responses per prompt; not used by `best_vs_random`. The paper uses 2. Rules that pair by scores use
     up to `max_correct` + `max_wrong` responses, and make up to `max_correct` × `max_wrong` pairs."""
@@ -57,9 +58,9 @@ class PairConfig(Section):
     smallest_gap: float = Field(default=1.0, ge=0, le=100)
     """Least difference of two regrets, in posterior standard errors, for the rules `regret` and `response_regret`."""
     label_temperature: float = Field(default=0.0, ge=0, le=1e6, allow_inf_nan=False)
-    """Temperature τ of `preference_probability`, which the rules `regret` and `response_regret` write for training with
-    `soft_labels`: the mean of σ(difference of two regrets / τ) over its posterior. At 0 it is the probability that the
-    chosen side has less regret."""
+    """Temperature τ of `preference_probability`, which some rules write for training with `soft_labels`. `regret` and
+    `response_regret`: the mean of σ(difference of two regrets / τ) over its posterior; at 0 the probability that the
+    chosen side has less regret. `rloo` and `grpo`: σ(difference of two scores / τ); at 0 every pair is certain."""
     allow_unequal: bool = False
     """Whether `response_regret` compares responses with different numbers of units. Regret grows with their number, so
     such pairs mostly rank lengths; `pair` prints the rank correlation of the two."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import combinations, pairwise, product
 from random import Random
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, pstdev
 from typing import NamedTuple
 
 from regretless.core.plugins import Registry
@@ -155,6 +155,30 @@ def _above_writer(responses: Sequence[Response]) -> list[Response]:
     return [
         response if (quality := _quality(response)) is None else replace(response, score=quality - mean)
         for response, mean in zip(responses, means, strict=True)
+    ]
+
+
+def _rloo(responses: Sequence[Response]) -> Sequence[Response]:
+    """Scored by quality minus the mean of the other responses to the prompt (arXiv:2606.09124, appendix C)."""
+    return _normalized(responses, lambda own, all_of_them: own - (sum(all_of_them) - own) / (len(all_of_them) - 1))
+
+
+def _grpo(responses: Sequence[Response]) -> Sequence[Response]:
+    """Scored by quality minus the mean of all responses to the prompt, divided by their standard deviation (as above).
+
+    The deviation is that of the responses themselves, not an estimate for more of them.
+    """
+    return _normalized(responses, lambda own, all_of_them: (own - fmean(all_of_them)) / pstdev(all_of_them))
+
+
+def _normalized(responses: Sequence[Response], score: Callable[[float, Sequence[float]], float]) -> Sequence[Response]:
+    """Responses scored by their quality among those of all; unchanged where all have one quality, or there is one."""
+    qualities = [quality for response in responses if (quality := _quality(response)) is not None]
+    if len(set(qualities)) < 2:
+        return responses
+    return [
+        response if (quality := _quality(response)) is None else replace(response, score=score(quality, qualities))
+        for response in responses
     ]
 
 
@@ -369,8 +393,17 @@ def probability_by_regret(chosen: Response, rejected: Response, limits: Limits) 
     gap = NormalDist(mean, max(_error(chosen, rejected), EQUAL))
     if not (temperature := limits.label_temperature):
         return 1 - gap.cdf(0)
-    # (1 + tanh(x / 2)) / 2 is σ(x), without overflow.
-    return fmean((1 + math.tanh(value / temperature / 2)) / 2 for value in gap.quantiles(200))
+    return fmean(_sigmoid(value / temperature) for value in gap.quantiles(200))
+
+
+def probability_by_score(chosen: Response, rejected: Response, limits: Limits) -> float:
+    """σ(gap / τ) of two scores; 1 at τ = 0."""
+    gap = (chosen.score or 0.0) - (rejected.score or 0.0)
+    return _sigmoid(gap / limits.label_temperature) if limits.label_temperature else 1.0
+
+
+def _sigmoid(value: float) -> float:
+    return (1 + math.tanh(value / 2)) / 2  # without overflow
 
 
 def _error(*both: Response) -> float:
@@ -386,6 +419,8 @@ RULES: Registry[Rule] = Registry(
         "best_vs_random": Rule(_unscored, best_vs_random),
         "above_writer": Rule(_unjudged, higher_score, _above_writer),
         "best_start": Rule(_unjudged, higher_score, _value_of_start),
+        "rloo": Rule(_unjudged, higher_score, _rloo, probability=probability_by_score),
+        "grpo": Rule(_unjudged, higher_score, _grpo, probability=probability_by_score),
         "regret": Rule(_without_unit_values, sibling_regret, doubt=doubt_of_regret, probability=probability_by_regret),
         "response_regret": Rule(_unmeasured, response_regret, doubt=doubt_of_regret, probability=probability_by_regret),
         "step_labels": Rule(_without_step_labels, step_labels, _agreed_labels),

@@ -42,6 +42,8 @@ FIELDS = ("mask", "reference", "behavior", "reference_kl", "steps", "future")
 """Fields of `Logps` of the shape of `policy`."""
 SATURATED = 10.0
 """Margin (nats) beyond which a log-sigmoid loss has practically no gradient left, or as good as all it can have."""
+NO_ROW = -1
+"""In place of a row behind the last rejected response of a list."""
 SINGLE_LOSSES = "has losses of single responses, which have no flipped form"
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -194,6 +196,8 @@ class Objective(Section):
     `preferences` (P,), probabilities that the chosen response is the better one. A method of your own has a `name`, its
     hyperparameters as fields, `needs` where they differ, and `compute`. The fields below modify any method.
 
+    A method of `lists` takes (P, 1 + K): of each list the chosen row, then its 1 to K rejected ones, and then −1.
+
     The loss of a pair must not depend on the other pairs of a call: the trainer computes a step in parts, whose pairs
     change with `max_tokens_per_microbatch`, and takes the mean over the whole step.
 
@@ -216,6 +220,11 @@ class Objective(Section):
     """Whether the reward is the mean log-probability of a response's tokens: less weight of some would raise it."""
     works_with: ClassVar[Mapping[str, str]] = {}
     """Hyperparameter → the one without which it has no effect."""
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """Modifier that the method cannot have → why, as the rest of a sentence about the method."""
+    lists: ClassVar[bool] = False
+    """Whether it compares a chosen response with any number of rejected ones at once: then the trainer makes one list
+    of all pairs of a prompt that have one chosen response, and `pairs` may have more columns (see the class)."""
 
     reference: Literal["model", "behavior"] = "model"
     """Policy that log-ratios are relative to: the reference model, or the behavior policy that generated the responses,
@@ -262,6 +271,11 @@ class Objective(Section):
             problems["soft_labels"] = f"{self.name} reads no rejected response to prefer; leave it out"
         elif self.soft_labels and self.zero_point is not None:
             problems["soft_labels"] = f"{self.name} {SINGLE_LOSSES}; leave it out"
+        problems |= {
+            name: f"{self.name} {why}; leave it out"
+            for name, why in self.refuses.items()
+            if getattr(self, name) != Objective.model_fields[name].default
+        }
         if problems:
             errors = [setting_error((key,), text, getattr(self, key)) for key, text in problems.items()]
             raise ValidationError.from_exception_data(type(self).__name__, errors)
@@ -395,15 +409,18 @@ class Objective(Section):
     def _checked(self, pairs: Tensor, logps: Logps) -> Tensor:
         pairs = torch.as_tensor(pairs, device=logps.policy.device)
         widths = (2,) if "rejected" in self.needs else (1, 2)
+        if self.lists and pairs.dim() == 2:
+            widths = (max(2, pairs.shape[1]),)
         if pairs.dim() != 2 or pairs.shape[1] not in widths or pairs.shape[0] == 0:
             raise ValueError(f"{self.name}: expected pairs of shape (P ≥ 1, {widths[-1]}), got {tuple(pairs.shape)}")
         if pairs.dtype == torch.bool or pairs.is_floating_point():
             raise ValueError(f"{self.name}: expected integer pairs (rows of Logps), got {pairs.dtype}")
         pairs = pairs[:, : widths[0]].long()
-        rows = logps.policy.shape[0]
-        if pairs.min() < 0 or pairs.max() >= rows:
+        rows, others = logps.policy.shape[0], pairs[:, 2:]
+        named = torch.cat([pairs[:, :2].flatten(), others[others != NO_ROW]])
+        if named.min() < 0 or named.max() >= rows:
             raise ValueError(
-                f"{self.name}: pairs name rows {int(pairs.min())}…{int(pairs.max())}, but Logps has rows 0…{rows - 1}"
+                f"{self.name}: pairs name rows {int(named.min())}…{int(named.max())}, but Logps has rows 0…{rows - 1}"
             )
         return pairs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from regretless.objectives.apo import APO
+from regretless.objectives.cpl import CPL
 from regretless.objectives.cpo import CPO
 from regretless.objectives.dpo import DPO
 from regretless.objectives.dpop import DPOP
@@ -11,8 +12,11 @@ from regretless.objectives.ipo import IPO
 from regretless.objectives.kto import KTO
 from regretless.objectives.lookup import OBJECTIVES
 from regretless.objectives.orpo import ORPO
+from regretless.objectives.ppl import PPL
 from regretless.objectives.repo import RePO
 from regretless.objectives.repo_det import RePODet
+from regretless.objectives.repo_listwise import RePOListwise
+from regretless.objectives.repo_unpaired import RePOUnpaired
 from regretless.objectives.rpo import RPO
 from regretless.objectives.sft import SFT
 from regretless.objectives.simpo import SimPO
@@ -25,6 +29,10 @@ OBJECTIVES.enter(
     {
         "repo": RePO,
         "repo_det": RePODet,
+        "repo_unpaired": RePOUnpaired,
+        "repo_listwise": RePOListwise,
+        "ppl": PPL,
+        "cpl": CPL,
         "dpo": DPO,
         "ipo": IPO,
         "rpo": RPO,

@@ -157,11 +157,20 @@ class RePO(Objective):
             tokens = tokens / self._units(logps.compared, logps.steps).unsqueeze(1)
         return self.beta * tokens
 
+    @property
+    def weight_of_rejected(self) -> float:
+        """λ, `rejected_weight` or the formulation's own."""
+        return REJECTED_WEIGHT[self.formulation] if self.rejected_weight is None else self.rejected_weight
+
+    def losses(self, scores: Tensor, pairs: Tensor) -> Tensor:
+        """Losses of pairs (P, 2) by the scores (R,) of responses: (P,), or (P, 2) with one for each response; nats."""
+        chosen, rejected = scores[pairs].unbind(dim=1)
+        return -F.logsigmoid(chosen - self.weight_of_rejected * rejected)
+
     def compute(self, logps: Logps, pairs: Tensor) -> Output:
         scores = self.token_scores(logps).sum(dim=1)
-        chosen, rejected = scores[pairs].unbind(dim=1)
-        weight = REJECTED_WEIGHT[self.formulation] if self.rejected_weight is None else self.rejected_weight
-        losses = -F.logsigmoid(chosen - weight * rejected)
+        losses = self.losses(scores, pairs)
         if self.sft_weight:
-            losses = losses + self.sft_weight * logps.nll("mean")[pairs[:, 0]]
+            likelihoods = self.sft_weight * logps.nll("mean")[pairs[:, 0]]
+            losses = losses + (likelihoods if losses.dim() == 1 else likelihoods.unsqueeze(1))
         return Output(losses, scores=scores, rewards=scores.detach())

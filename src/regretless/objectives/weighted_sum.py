@@ -44,6 +44,9 @@ class WeightedSum(Objective):
             try:
                 objective = _term(term)[1]
                 zero_points.add(objective.zero_point)
+                if objective.lists:
+                    text = f"{objective.name} compares lists of responses, and the other terms pairs; train it alone"
+                    problems.append(setting_error((number, "objective"), text, objective.name))
                 if objective.soft_labels:
                     text = "it is for all terms: a pair has one label; set it for the sum"
                     problems.append(setting_error((number, "soft_labels"), text, True))

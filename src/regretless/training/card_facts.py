@@ -136,12 +136,20 @@ class TrainerCard:
         trainer, args = self._trainer, self._trainer.args
         values = {name: getattr(args, name) for name in SHOWN_ARGUMENTS}
         unused = "num_train_epochs" if args.max_steps > 0 else "max_steps"
-        steps = {"pairs per optimizer step": trainer.pairs_per_step, "optimizer steps": trainer.state.global_step}
+        steps = {
+            f"{self._unit} per optimizer step": trainer.pairs_per_step,
+            "optimizer steps": trainer.state.global_step,
+        }
         return steps | {
             name: getattr(value, "value", value)
             for name, value in values.items()
             if value is not None and name != unused
         }
+
+    @property
+    def _unit(self) -> str:
+        """What a step counts."""
+        return "lists" if self._trainer.objective.lists else "pairs"
 
     def _counts(self) -> dict[str, Any]:
         trainer, train = self._trainer, self._trainer.train_dataset
@@ -150,12 +158,12 @@ class TrainerCard:
         held_out = trainer.eval_dataset.values() if isinstance(trainer.eval_dataset, dict) else [trainer.eval_dataset]
         reads_logps = "behavior" in trainer.objective.required
         return {
-            "training pairs": len(train),
+            f"training {self._unit}": len(train),
             "prompts of these": len(train.groups),
             "tokens of these": int(train.tokens.sum()),
             # Each is drawn once before any is drawn again.
-            "pairs trained on": min(trainer.state.global_step * trainer.pairs_per_step, len(train)),
-            "pairs held out": sum(len(data) for data in held_out if data is not None),
+            f"{self._unit} trained on": min(trainer.state.global_step * trainer.pairs_per_step, len(train)),
+            f"{self._unit} held out": sum(len(data) for data in held_out if data is not None),
             "behavior policy": "its log-probabilities came with the pairs" if reads_logps else "not used by the method",
         }
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from regretless.core.errors import DataError
-from regretless.data.tokenization import TokenizedPair
+from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import Ids, Item
 from regretless.training.pair_store import PairTable
 
@@ -25,15 +25,28 @@ WINDOW = 64
 
 @dataclass(frozen=True)
 class TrainingPair:
-    """A tokenized pair; `mismatched`: both responses to another prompt, from which some methods estimate their zero."""
+    """A tokenized pair; `mismatched`: both responses to another prompt, from which some methods estimate their zero.
+
+    more: of an objective of lists, all other pairs with this prompt and chosen response.
+    """
 
     pair: TokenizedPair
     mismatched: tuple[Ids, ...] = ()
+    more: tuple[TokenizedPair, ...] = ()
+
+    @property
+    def pairs(self) -> tuple[TokenizedPair, ...]:
+        """The pair, or those of its list."""
+        return (self.pair, *self.more)
+
+    def sides(self, *, rejected: bool) -> tuple[TokenizedSide, ...]:
+        """The chosen side, and the `rejected` ones."""
+        others = [pair.sides[1] for pair in self.more]
+        return (*self.pair.sides, *others) if rejected else (self.pair.chosen,)
 
     def items(self, *, rejected: bool) -> list[Item]:
         """The (prompt, response) token pairs that a step computes for this pair."""
-        sides = self.pair.sides if rejected else (self.pair.chosen,)
-        return [(self.pair.prompt_ids, side.ids) for side in sides]
+        return [(self.pair.prompt_ids, side.ids) for side in self.sides(rejected=rejected)]
 
     def mismatched_items(self) -> list[Item]:
         """The prompt with each response to another prompt."""
@@ -41,13 +54,17 @@ class TrainingPair:
 
 
 class PairDataset(Dataset[TrainingPair]):
-    """Tokenized pairs of a table, or some of them, and which of them share a prompt; read on demand."""
+    """Tokenized pairs of a table, or some of them, and which of them share a prompt; read on demand.
+
+    With `lists` an item is all pairs with one prompt and chosen response.
+    """
 
     def __init__(
         self,
         pairs: PairTable | Iterable[TokenizedPair],
         *,
         mismatched: bool,
+        lists: bool = False,
         numbers: NDArray[np.int64] | None = None,
     ) -> None:
         """`numbers`: indices of the table's pairs to use, in order; default: all.
@@ -59,9 +76,14 @@ class PairDataset(Dataset[TrainingPair]):
         """
         self.table = pairs if isinstance(pairs, PairTable) else PairTable.temporary(pairs)
         self.numbers = np.arange(len(self.table)) if numbers is None else numbers
-        self.tokens = self.table.tokens[self.numbers]
-        """(pairs,) tokens of prompt and responses together."""
-        self.groups = Groups(self.table.prompts[self.numbers])
+        self._lists = Groups(self.table.chosen[self.numbers]) if lists else None
+        self._first, self.tokens = self.numbers, self.table.tokens[self.numbers]
+        """(items,) number of the first pair; and tokens of the prompt and responses of its pairs together."""
+        if self._lists is not None:
+            starts = self._lists.bounds[:-1]
+            self._first = self.numbers[self._lists.members[starts]]
+            self.tokens = np.add.reduceat(self.tokens[self._lists.members], starts)
+        self.groups = Groups(self.table.prompts[self._first])
         self._mismatched = self._with_next_prompt() if mismatched else None
 
     def _with_next_prompt(self) -> NDArray[np.int64]:
@@ -85,7 +107,8 @@ class PairDataset(Dataset[TrainingPair]):
         if self.table.key is None:
             return None
         chosen = xxhash.xxh3_128_hexdigest(self.numbers.tobytes())
-        return f"{self.table.key}-{chosen[:16]}" + ("-both-mismatched" if self._mismatched is not None else "")
+        kind = ("-both-mismatched" if self._mismatched is not None else "") + ("" if self._lists is None else "-lists")
+        return f"{self.table.key}-{chosen[:16]}{kind}"
 
     @property
     def longest(self) -> int:
@@ -98,13 +121,15 @@ class PairDataset(Dataset[TrainingPair]):
         return int((prompts + responses).max(initial=0))
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self._first)
 
     def __getitem__(self, index: int) -> TrainingPair:
-        pair = self.table[int(self.numbers[index])]
+        pair = self.table[int(self._first[index])]
+        if self._lists is not None:
+            return TrainingPair(pair, more=tuple(self.table[int(self.numbers[n])] for n in self._lists[index][1:]))
         if self._mismatched is None:
             return TrainingPair(pair)
-        other = self.table[int(self.numbers[self._mismatched[index]])]
+        other = self.table[int(self._first[self._mismatched[index]])]
         return TrainingPair(pair, tuple(side.ids for side in other.sides))
 
 

@@ -172,12 +172,13 @@ def add_batch_metrics(
     with_rejected: bool,
 ) -> None:
     """Add all metrics of a micro-batch, whose scores have statistics; `aux_loss`: its load-balancing loss, if any."""
-    means.add(pair_metrics(logps, batch.pairs, output, with_rejected=with_rejected))
+    compared = batch.compared
+    means.add(pair_metrics(logps, compared, output, with_rejected=with_rejected))
     if aux_loss is not None:
         means.add_sum("aux_loss", aux_loss * batch.counted_tokens, batch.counted_tokens)
     assert scores.statistics is not None
     statistics, sides = scores.statistics[:, batch.gather], 2 if with_rejected else 1
-    add_token_metrics(means, statistics, batch.mask, batch.pairs, batch.token_counts, sides=sides)
+    add_token_metrics(means, statistics, batch.mask, compared, batch.token_counts, sides=sides)
 
 
 def add_step_tokens(means: RunningMeans, *, pairwise: int, computed: int, recomputed: int, first_process: bool) -> None:

@@ -100,7 +100,7 @@ def pair_dataset(
     if rows is None or isinstance(rows, PairDataset):
         return rows
     table = pair_table(rows, tokenizer, args, objective, name, held_out=held_out)
-    return PairDataset(table, mismatched=objective.zero_point == "mismatched")
+    return PairDataset(table, mismatched=objective.zero_point == "mismatched", lists=objective.lists)
 
 
 def evaluation_data(

@@ -23,12 +23,12 @@ from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.layout import Ids, own_ids
 
 RECORDS, INDEX = "records.bin", "index.npz"
-FORMAT = 9
+FORMAT = 10
 """Format version of the two files; a table of another format is not read."""
 
 
 class PairTable:
-    """Tokenized pairs by index. In memory are each pair's offset, lengths and prompt hash: 28 bytes per pair."""
+    """Tokenized pairs by index. In memory are each pair's offset, lengths and two hashes: 36 bytes per pair."""
 
     def __init__(
         self, records: BinaryIO, index: dict[str, NDArray[Any]], key: str | None = None, source: str | None = None
@@ -47,6 +47,8 @@ class PairTable:
         """(pairs,) tokens of the longer response."""
         self.prompts: NDArray[np.uint64] = index["prompts"]
         """(pairs,) hash of the prompt's tokens."""
+        self.chosen: NDArray[np.uint64] = index["chosen"]
+        """(pairs,) hash of the prompt's tokens and all of the chosen side."""
 
     @classmethod
     def write(cls, pairs: Iterable[TokenizedPair], folder: Path) -> PairTable:
@@ -95,7 +97,7 @@ class PairTable:
 
 
 def _pack_all(pairs: Iterable[TokenizedPair], handle: BinaryIO) -> dict[str, NDArray[Any]]:
-    starts, prompts = array("q", [0]), array("Q")
+    starts, prompts, chosen = array("q", [0]), array("Q"), array("Q")
     tokens, prompt_tokens, response_tokens = array("i"), array("i"), array("i")
     for pair in pairs:
         data = _pack(pair)
@@ -106,13 +108,20 @@ def _pack_all(pairs: Iterable[TokenizedPair], handle: BinaryIO) -> dict[str, NDA
         prompt_tokens.append(len(pair.prompt_ids))
         response_tokens.append(max(lengths))
         prompts.append(prompt_hash(pair.prompt_ids))
+        # Without its rejected side and what names the row: equal for pairs of one prompt and chosen response.
+        chosen.append(xxhash.xxh3_64_intdigest(_pack(_chosen_alone(pair))))
     return {
         "starts": np.array(starts, np.int64),
         "tokens": np.array(tokens, np.int32),
         "prompt_tokens": np.array(prompt_tokens, np.int32),
         "response_tokens": np.array(response_tokens, np.int32),
         "prompts": np.array(prompts, np.uint64),
+        "chosen": np.array(chosen, np.uint64),
     }
+
+
+def _chosen_alone(pair: TokenizedPair) -> TokenizedPair:
+    return TokenizedPair("", pair.prompt_ids, pair.chosen, rejected=None, source="", kind="original")
 
 
 def prompt_hash(prompt: Ids) -> int:

@@ -152,8 +152,8 @@ def train_in_this_process(
             said = str(error).partition(". ")[0]
             raise RegretlessError(f"train {objective}: {'; '.join([said, *error.__notes__])}") from error
     summary: dict[str, Any] = {
-        "pairs": len(train),
-        "held_out_pairs": len(held_out or ()),
+        "pairs": len(train.numbers),
+        "held_out_pairs": 0 if held_out is None else len(held_out.numbers),
         "steps": result.global_step,
         "loss": result.training_loss,
         "tokens": result.metrics["num_tokens"],
@@ -222,8 +222,9 @@ def read_data(
     """
     method = build(args.objective, **args.hyperparameters)
     table = pair_table(pairs, tokenizer, args, method, "pairs", template=template)
+    mismatched = method.zero_point == "mismatched"
     train, held_out = (
-        PairDataset(table, mismatched=method.zero_point == "mismatched", numbers=numbers) if len(numbers) else None
+        PairDataset(table, mismatched=mismatched, lists=method.lists, numbers=numbers) if len(numbers) else None
         for numbers in _hold_out(table, config.eval_pairs, args.seed, config.eval_by)
     )
     assert train is not None
@@ -293,9 +294,11 @@ def _evaluate(trainer: PreferenceTrainer, held_out: PairDataset, output: Path) -
         write_jsonl(
             output / "pair_scores.jsonl",
             (
-                {"pair_id": item.pair.pair_id, "chosen_reward": float(chosen), "rejected_reward": float(rejected)}
-                for item, (chosen, rejected) in zip(
-                    map(held_out.__getitem__, range(len(held_out))), result.predictions, strict=True
+                {"pair_id": pair.pair_id, "chosen_reward": float(chosen), "rejected_reward": float(rejected)}
+                for pair, (chosen, rejected) in zip(
+                    (pair for index in range(len(held_out)) for pair in held_out[index].pairs),
+                    result.predictions,
+                    strict=True,
                 )
             ),
         )

@@ -40,6 +40,7 @@ from regretless.modeling.training_folder import (
     last_complete_checkpoint,
 )
 from regretless.objectives import Output, build
+from regretless.objectives.base import NO_ROW
 from regretless.training.argument_checks import check_liger, check_schedule
 from regretless.training.arguments import PreferenceConfig
 from regretless.training.batch import PairBatch, build_batch
@@ -590,7 +591,9 @@ class PreferenceTrainer(HookedTrainer):
 
     def _check_finite(self, loss: Tensor, output: Output, batch: PairBatch) -> None:
         """Raise NonFiniteLossError for a loss, score or reward that is not finite; metrics and checkpoints need all."""
-        rows = batch.pairs if output.rows is None else output.rows
+        rows = output.rows
+        if rows is None:
+            rows = torch.where(batch.pairs == NO_ROW, batch.pairs[:, :1], batch.pairs)
         by_row = {"scores": output.scores, "rewards": output.rewards}
         shown = {name: values.detach()[rows] for name, values in by_row.items() if values is not None}
         # Together: each question to the device waits for it.
@@ -707,7 +710,7 @@ class PreferenceTrainer(HookedTrainer):
                 batch = replace(self._batch(pairs), aux_weight=0.0)
                 loss, output = self.compute_loss(model, batch, return_outputs=True, z_ref=z_ref)
                 loss_means.add({"loss": loss.repeat(len(batch.pairs))})
-                if (of_pairs := output.pair_rewards(batch.pairs)) is not None:
+                if (of_pairs := output.pair_rewards(batch.compared)) is not None:
                     rewards.append(of_pairs.float().cpu())
 
         # Those of all processes.
