@@ -192,6 +192,7 @@ class _Reading:
             self.tokenizer.special_tokens_map,
             [self.args.max_length, self.args.max_prompt_length, self.args.truncation],
             [self.need_rejected, self.names, dict(self.objective.missing), self.objective.soft_labels],
+            self.objective.reads_units,
         ]
 
     def make(
@@ -253,6 +254,7 @@ class _Reading:
                         first=done + 1,
                     )
                     refused = part.refused
+                tokenized = [pair if self.objective.reads_units else pair.without_units() for pair in tokenized]
                 tokenized = [pair.with_missing(self.objective.missing) for pair in tokenized]
                 filled += sum(bool(pair.filled) for pair in tokenized)
                 labeled += sum(pair.preference_probability is not None for pair in tokenized)
