@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -250,6 +251,27 @@ def missing_values(pairs: Sequence[TokenizedPair], name: str = "behavior") -> di
             reason = pair.logps_dropped or "the data has none"
             counts[reason] = counts.get(reason, 0) + 1
     return counts
+
+
+def unit_counts(pairs: Sequence[TokenizedPair]) -> dict[str, int]:
+    """Pairs and responses with units (`UNITS`), their units, and those that are longer than one token."""
+    of_pairs = [[Counter(side.units) for side in pair.sides if side.units is not None] for pair in pairs]
+    counts = [of_response for of_pair in of_pairs for of_response in of_pair]
+    return {
+        "pairs": sum(map(bool, of_pairs)),
+        "responses": len(counts),
+        "units": sum(map(len, counts)),
+        "longer": sum(tokens > 1 for of_response in counts for tokens in of_response.values()),
+    }
+
+
+def said_of_units(counts: Mapping[str, int]) -> str:
+    """What is said of pairs with units, behind their number. counts: of `unit_counts`, above 0."""
+    return (
+        "have responses by a model with another tokenizer, whose log-probabilities are sums over units, the spans "
+        f"between bytes where tokens of both end; {100 * counts['longer'] / counts['units']:.1f} % of the units are "
+        "longer than one token"
+    )
 
 
 @dataclass(frozen=True)
