@@ -137,7 +137,8 @@ class Side:
     tokens: list[str] | None = None
     """Token strings, if a data set has no ids for its log-probabilities; the policy's tokenizer resolves them."""
     token_bytes: list[int] | None = None
-    """Bytes that each token adds to the text, as in `Response`: policies with another tokenizer read them."""
+    """Bytes that each token adds to the text, as in `Response`, for policies with another tokenizer; where there are
+    none, those of `tokens`."""
     logps: list[float] | None = None
     """Log-probability of each token (nats) under the behavior policy."""
     token_numbers: dict[str, list[float]] | None = None

@@ -293,7 +293,7 @@ class _Stored:
     prefix_tokens: int | None
     tokenizer: str | None
     token_bytes: tuple[int, ...] | None
-    """Of tokens by another tokenizer, behind the first spaces of the text (`behind_space`)."""
+    """Of tokens that may be by another tokenizer, behind the first spaces of the text (`behind_space`)."""
 
     @property
     def own(self) -> list[str]:
@@ -439,15 +439,13 @@ class _PairEncoder:
         return tokenizer not in (None, self.codec.fingerprint)
 
     def _token_bytes(self, pair: Pair, name: SideName, side: Side) -> tuple[int, ...] | None:
-        text = only_text(side.text)
-        if (
-            text is None
-            or side.logps is None
-            or side.token_bytes is None
-            or not self._is_foreign(pair.tokenizer_of(name))
-        ):
+        text, lengths = only_text(side.text), side.token_bytes
+        if lengths is None and side.tokens is not None and (text or "").startswith("".join(side.tokens)):
+            lengths = [len(token.encode()) for token in side.tokens]
+        is_mine = pair.tokenizer_of(name) == self.codec.fingerprint
+        if text is None or side.logps is None or lengths is None or is_mine:
             return None
-        return tuple(behind_space(side.token_bytes[: side.cut_at], text))
+        return tuple(behind_space(lengths[: side.cut_at], text))
 
     def _parts(self, pair: Pair, name: SideName, side: Side) -> tuple[ResponsePart, ...]:
         try:
@@ -578,6 +576,8 @@ class _PairEncoder:
             else:
                 return self._tokenized(stored, "present without token ids")
         except DataError as reason:
+            with suppress(DataError):
+                return self._aligned(stored, str(reason))
             if self.need_logps and (stored.tokens is not None or stored.tokenizer is not None):
                 raise
             return self._tokenized(stored, str(reason))
