@@ -14,9 +14,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from regretless.analysis import inspect
 from regretless.analysis.first_step import at_start
 from regretless.core.errors import DataError
-from regretless.data.alignment import behind_space, common_units, sums_at_ends, written
+from regretless.core.files import read_json
+from regretless.data.alignment import behind_space, common_units, sums_at_ends, within_text
 from regretless.data.codec import codec_of
 from regretless.data.columns import Pair, Response, Side, Verdict, several_tokenizers
 from regretless.data.preferences import read_pairs
@@ -84,16 +86,16 @@ def test_bytes_when_a_text_begins_with_spaces_then_these_count_for_no_token() ->
 
 def test_bytes_when_a_response_is_cut_within_a_token_then_the_tokens_within_its_text_are_used() -> None:
     # é has two bytes: the tokens have its first one, the text neither.
-    assert written([2, 1], "ab\ufffd", cut=True, longest=8) == (1, "ab")
+    assert within_text([2, 1], "ab\ufffd", cut=True, longest=8) == (1, "ab")
     # Three of the four bytes of a character, which decode to one of three bytes.
-    assert written([2, 3], "ab\ufffd", cut=True, longest=8) == (1, "ab")
+    assert within_text([2, 3], "ab\ufffd", cut=True, longest=8) == (1, "ab")
     # A stop string began within a token, whose beginning is in the text.
-    assert written([2, 2], "abcdef", cut=True, longest=8) == (2, "abcd")
+    assert within_text([2, 2], "abcdef", cut=True, longest=8) == (2, "abcd")
     # The last token ends within a character.
-    assert written([2, 1], "abé", cut=True, longest=8) == (1, "ab")
+    assert within_text([2, 1], "abé", cut=True, longest=8) == (1, "ab")
     for lengths, cut in (([2, 1], False), ([2, 13], True), ([2], True)):
         with pytest.raises(DataError, match=f"token_bytes: {sum(lengths)} bytes, where the text has 11"):
-            written(lengths, "abcdefghijk", cut=cut, longest=8)
+            within_text(lengths, "abcdefghijk", cut=cut, longest=8)
 
 
 @pytest.mark.parametrize(
@@ -284,6 +286,17 @@ def test_repo_when_its_pairs_were_sampled_with_another_tokenizer_then_its_loss_i
     expected = [loss_by_hand(one, reference, reference) for one in originals]
     found = at_start(objective, originals, reference, lambda token: False)  # type: ignore[arg-type]
     assert found["loss"] == pytest.approx(sum(expected) / len(expected), rel=1e-10)
+
+    # What is said of them; none is scored again by its writer, whose tokens are others.
+    (tmp_path / "inspect").mkdir()
+    asked = inspect.InspectConfig(rescore=True)
+    inspect.run(asked, tmp_path / "pairs.parquet", config, tmp_path / "inspect", {"repo": {}, "dpo": {}})
+    told = read_json(tmp_path / "inspect" / "inspect.json")
+    assert told["data"]["by_units"] == unit_counts(originals) and told["data"]["without_behavior_logps"] == {}
+    assert told["objectives"]["repo β=1"]["loss"] == pytest.approx(found["loss"], rel=1e-6)
+    distinct = {one.chosen.ids: len(set(one.chosen.units or ())) for one in originals}
+    assert told["behavior_minus_reference"]["chosen"]["tokens"] == sum(distinct.values())
+    assert told["stored_minus_rescored"] == {} and any("longer than one token" in note for note in told["notes"])
 
     # The loss of a step of a policy that has moved, by the trainer, from the file.
     arguments = {"objective": "repo", "per_device_train_batch_size": 8, "use_cpu": True, "report_to": "none"}

@@ -52,7 +52,7 @@ def behind_space(lengths: Sequence[int], text: str) -> list[int]:
     return left
 
 
-def written(lengths: Sequence[int], text: str, *, cut: bool, longest: int) -> tuple[int, str]:
+def within_text(lengths: Sequence[int], text: str, *, cut: bool, longest: int) -> tuple[int, str]:
     """How many tokens, of so many bytes each, lie within a text, and the text that they write.
 
     cut: the text is the beginning of a response, so that the last token may be one of both that the other lacks: one of

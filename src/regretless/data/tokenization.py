@@ -13,7 +13,7 @@ from typing import Literal
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.top_logps import first_rows, unpacked
-from regretless.data.alignment import behind_space, common_units, sums_at_ends, written
+from regretless.data.alignment import behind_space, common_units, sums_at_ends, within_text
 from regretless.data.codec import Codec, Tokenizer, codec_of, parsed
 from regretless.data.columns import TOKEN_VALUES, TOP, Pair, Side, SideName, Text
 from regretless.data.conversations import ResponsePart, opening_of, response_parts
@@ -630,7 +630,7 @@ class _PairEncoder:
         text = stored.own[-1]
         start = len(text) - len(text.lstrip(" "))
         cut = stored.complete is False
-        count, body = written(stored.token_bytes, text[start:], cut=cut, longest=self.codec.longest)
+        count, body = within_text(stored.token_bytes, text[start:], cut=cut, longest=self.codec.longest)
         text, writer = text[:start] + body, stored.token_bytes[:count]
         has_end = writer[-1:] == (0,)
         if cut and has_end:

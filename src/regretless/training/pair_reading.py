@@ -335,6 +335,7 @@ def _remedy(name: str, objective: Objective) -> str:
             f"Expected chosen_token_numbers and rejected_token_numbers with a list `{name}`, one number per token"
         )
         return expected + similar(name)
+    other = ", or with another one and chosen_token_bytes and rejected_token_bytes too" * objective.reads_units
     instead = (
         "train with repo_det, which needs none, or set unknown_behavior=dirac, which does so for these pairs alone"
     )
@@ -342,8 +343,7 @@ def _remedy(name: str, objective: Objective) -> str:
         instead = "leave out importance and reference=behavior, which alone need them here"
     return (
         "Expected chosen_token_ids, chosen_logps, rejected_token_ids and rejected_logps made with the policy's "
-        "tokenizer, or with another one and chosen_token_bytes and rejected_token_bytes beside them, which repo reads. "
-        f"Sample with `regretless sample`, which records them, or {instead}"
+        f"tokenizer{other}. Sample with `regretless sample`, which records them, or {instead}"
     )
 
 
