@@ -299,13 +299,18 @@ def test_repo_when_its_pairs_were_sampled_with_another_tokenizer_then_its_loss_i
     assert told["stored_minus_rescored"] == {} and any("longer than one token" in note for note in told["notes"])
 
     # The loss of a step of a policy that has moved, by the trainer, from the file.
-    arguments = {"objective": "repo", "per_device_train_batch_size": 8, "use_cpu": True, "report_to": "none"}
-    trainer = PreferenceTrainer(
-        load_model(config),
-        args=PreferenceConfig(output_dir=str(tmp_path / "out"), **arguments),  # type: ignore[arg-type]
-        train_dataset=str(tmp_path / "pairs.parquet"),
-        processing_class=tokenizer,
-    )
+    def trainer_of(objective: str, **hyperparameters: Any) -> PreferenceTrainer:
+        arguments = {"per_device_train_batch_size": 8, "use_cpu": True, "report_to": "none"}
+        args = PreferenceConfig(
+            output_dir=str(tmp_path / "out"), objective=objective, objective_kwargs=hyperparameters, **arguments
+        )
+        return PreferenceTrainer(
+            load_model(config), args=args, train_dataset=str(tmp_path / "pairs.parquet"), processing_class=tokenizer
+        )
+
+    with pytest.raises(DataError, match=r"dpo needs the behavior .* 4 of 4 pairs have none: chosen: made with"):
+        trainer_of("dpo", reference="behavior")
+    trainer = trainer_of("repo")
     share = f"{100 * unit_counts(originals)['longer'] / unit_counts(originals)['units']:.1f} %"
     said = " ".join(capsys.readouterr().err.split())
     assert "4 of 4 pairs have responses by a model with another tokenizer" in said and f"{share} of the units" in said
