@@ -263,5 +263,5 @@ def test_bytes_of_tokens_when_summed_then_they_are_those_of_the_text_that_the_to
     # An end token within the response, a text that lacks a word, and bytes that are no character.
     assert codec.token_bytes([end, *ids], decoded) is None
     assert codec.token_bytes(ids, decoded + "x") is None
-    part = tokenizer("\U0001f917", add_special_tokens=False)["input_ids"][-1:]
+    part = tokenizer(" \U0001f917", add_special_tokens=False)["input_ids"][-1:]
     assert codec.token_bytes(part, tokenizer.decode(part)) is None

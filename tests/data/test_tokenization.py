@@ -333,14 +333,6 @@ def test_token_strings_when_pieces_or_vocabulary_entries_then_they_resolve_to_th
     ]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "text", "reason"),
-    [
-        (["It", " is", " ", "4"], "It is 5", "tokens spell '4' at character 6, where the text has '5'"),
-        (["I", "t is 4", "<x>"], "It is 4<x", "tokens spell '>' at character 9, where the text has ''"),
-        (["I", "t ", "\ufffd", "\ufffd"], "It ", "tokens spell '\ufffd\ufffd' at character 3, where the text has ''"),
-    ],
-)
 def test_token_strings_when_they_are_no_tokens_of_the_policy_then_their_log_probabilities_are_those_of_units(
     qwen: Any,
 ) -> None:
@@ -351,6 +343,14 @@ def test_token_strings_when_they_are_no_tokens_of_the_policy_then_their_log_prob
     assert "token 1 (' is 4') stands for no token of the policy's tokenizer" in str(found.logps_dropped)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "text", "reason"),
+    [
+        (["It", " is", " ", "4"], "It is 5", "tokens spell '4' at character 6, where the text has '5'"),
+        (["I", "t is 4", "<x>"], "It is 4<x", "tokens spell '>' at character 9, where the text has ''"),
+        (["I", "t ", "\ufffd", "\ufffd"], "It ", "tokens spell '\ufffd\ufffd' at character 3, where the text has ''"),
+    ],
+)
 def test_token_strings_when_they_drift_from_the_text_then_the_row_is_refused_or_tokenized(
     qwen: Any, tokens: list[str], text: str, reason: str
 ) -> None:

@@ -581,13 +581,13 @@ class Codec:
         return [bisect_left(range(len(ids)), length, key=written) for length in lengths]
 
     def token_bytes(self, ids: Sequence[int], text: str) -> list[int] | None:
-        """Bytes (UTF-8) that each token adds to a text that ids decode to without special tokens; None if unknown.
+        """Bytes (UTF-8) that each token adds to a text; None unless ids decode to it, but for its first spaces.
 
         0 for a special token at the end, which closes the response; one before that is in the ids and not in the text,
         so that the bytes are unknown. The bytes of all tokens together are those of the text.
         """
         added = [self._bytes_behind(token) for token in ids]
-        if None in added[:-1]:
+        if None in added[:-1] or self.decode([tuple(ids)], special=False)[0].lstrip(" ") != text.lstrip(" "):
             return None
         lengths = [0 if one is None else one[0] for one in added]
         # What decoding leaves out of the first token: its space.
