@@ -239,3 +239,29 @@ def test_special_tokens_when_contents_spell_them_then_they_are_text_as_transform
 def test_special_token_when_the_tokenizer_cannot_write_it_as_text_then_the_prompt_is_refused() -> None:
     with pytest.raises(DataError, match="the special token <eos> cannot be written as text with this tokenizer"):
         encode_prompt(build_tokenizer(), [{"role": "user", "content": "Tom<eos>"}])
+
+
+@pytest.mark.parametrize("name", ["qwen2", "mistral-v1"])
+@pytest.mark.parametrize(
+    "text", ["Hi \U0001f917\U0001f3fd caf\u00e9  x\n\n  12", "  two", "\u8a9e", "\n\nx", "", "\ufffda"]
+)
+def test_bytes_of_tokens_when_summed_then_they_are_those_of_the_text_that_the_tokens_decode_to(
+    name: str, text: str, shared: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(shared / "data/tokenizers" / name)
+    codec, end = codec_of(tokenizer), tokenizer.eos_token_id
+    ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], end]
+    decoded = tokenizer.decode(ids, skip_special_tokens=True)
+    lengths = codec.token_bytes(ids, decoded)
+    assert lengths is not None and lengths[-1] == 0
+    for count in range(len(ids) + 1):
+        beginning = tokenizer.decode(ids[:count], skip_special_tokens=True)
+        # Where tokens end within a character, decoding does not tell how many of its bytes they have.
+        if "\ufffd" not in beginning:
+            assert sum(lengths[:count]) == len(beginning.encode())
+    assert sum(lengths) == len(decoded.encode())
+    # An end token within the response, a text that lacks a word, and bytes that are no character.
+    assert codec.token_bytes([end, *ids], decoded) is None
+    assert codec.token_bytes(ids, decoded + "x") is None
+    part = tokenizer(" \U0001f917", add_special_tokens=False)["input_ids"][-1:]
+    assert codec.token_bytes(part, tokenizer.decode(part)) is None

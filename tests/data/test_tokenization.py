@@ -13,10 +13,9 @@ from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 from flat_pairs import changed, pair_of
 from regretless.core.errors import ConfigError
-from regretless.data.columns import TOKEN_VALUES, Pair, several_tokenizers
+from regretless.data.columns import TOKEN_VALUES, Pair
 from regretless.data.preferences import parse_pairs
 from regretless.data.tokenization import (
-    SEVERAL_TOKENIZERS,
     TokenizedPair,
     encode_prompt,
     missing_values,
@@ -298,7 +297,10 @@ def test_stored_ids_when_from_another_vocabulary_then_text_is_tokenized_and_the_
     found = one(pair, mistral)
     assert found.chosen.ids == (*encode_response(mistral, "2+2?", "It is 4.", complete=False), 2)
     assert (found.chosen.values.get("behavior"), found.rejected.values.get("behavior")) == (None, None)
-    reason = f"made with another tokenizer ({pair.tokenizer}) than the policy's ({tokenizer_fingerprint(mistral)})"
+    reason = (
+        f"made with another tokenizer ({pair.tokenizer}) than the policy's ({tokenizer_fingerprint(mistral)}); its "
+        "rows lack logps, or token_bytes, which say where its tokens end in the text"
+    )
     assert found.logps_dropped == f"chosen: {reason}; rejected: {reason}"
     assert missing_values([found]) == {found.logps_dropped: 1}
 
@@ -331,11 +333,21 @@ def test_token_strings_when_pieces_or_vocabulary_entries_then_they_resolve_to_th
     ]
 
 
+def test_token_strings_when_they_are_no_tokens_of_the_policy_then_their_log_probabilities_are_those_of_units(
+    qwen: Any,
+) -> None:
+    given = changed(released(qwen, ["It", " is 4", "\u20ac"], "It is 4\u20ac"), chosen_logps=[-1.0, -2.0, -4.0])
+    found = one(given, qwen)
+    assert [qwen.decode([number]) for number in found.chosen.ids] == ["It", " is", " ", "4", "\u20ac"]
+    assert (found.chosen.units, found.chosen.values["behavior"]) == ((0, 1, 1, 1, 2), (-1, 0, 0, -2, -4))
+    assert "token 1 (' is 4') stands for no token of the policy's tokenizer" in str(found.logps_dropped)
+
+
 @pytest.mark.parametrize(
     ("tokens", "text", "reason"),
     [
         (["It", " is", " ", "4"], "It is 5", "tokens spell '4' at character 6, where the text has '5'"),
-        (["It", " is 4"], "It is 4", "token 1 (' is 4') stands for no token of the policy's tokenizer"),
+        (["I", "t is 4", "<x>"], "It is 4<x", "tokens spell '>' at character 9, where the text has ''"),
         (["I", "t ", "\ufffd", "\ufffd"], "It ", "tokens spell '\ufffd\ufffd' at character 3, where the text has ''"),
     ],
 )
@@ -602,9 +614,3 @@ def test_recorded_prompt_when_the_template_writes_another_today_then_the_pair_sa
     yesterday = changed(pair, prompt_token_ids=[*prompt[:9], prompt[9] + 1, *prompt[10:]])
     assert one(yesterday, tokenizer).other_prompt
     assert not one(changed(yesterday, tokenizer="another"), tokenizer, need_logps=False).other_prompt
-
-
-def test_pair_when_its_responses_have_two_tokenizers_then_that_is_why_it_lacks_log_probabilities(qwen: Any) -> None:
-    pair = pair_of(prompt="2+2?", chosen="4", rejected="5", tokenizer=several_tokenizers("a1", None))
-    assert missing_values([one(pair, qwen)]) == {SEVERAL_TOKENIZERS: 1}
-    assert missing_values([one(changed(pair, tokenizer=None), qwen)]) == {"the data has none": 1}

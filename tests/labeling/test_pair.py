@@ -206,10 +206,15 @@ def test_labels_when_responses_have_them_then_the_pair_carries_both_sides(tmp_pa
     assert (pairs[0].chosen.logps, pairs[0].rejected.logps, pairs[0].logps_kind) == ([-0.25, -0.125], [-1.0], "sampled")
 
 
-def test_labels_when_two_vocabularies_meet_then_the_pair_keeps_texts_alone() -> None:
-    pairs, counts = make_pairs([labeled(CORRECT[0]), labeled(WRONG[0], tokenizer="g")], PairConfig())
-    assert (pairs[0].chosen.token_ids, pairs[0].rejected.logps, pairs[0].tokenizer) == (None, None, "f and g")
-    assert counts["pairs_without_logps"] == 1
+def test_labels_when_two_vocabularies_meet_then_each_side_keeps_its_own_and_the_prompt_has_no_tokens() -> None:
+    rows = [labeled(CORRECT[0], token_bytes=[1, 1]), labeled(WRONG[0], tokenizer="g", token_bytes=[2, 0])]
+    (found,), counts = make_pairs(rows, PairConfig())
+    assert (found.chosen.token_ids, found.chosen.token_bytes) == ([5, 6], [1, 1])
+    assert (found.rejected.logps, found.rejected.token_bytes) == ([-0.5, -0.25], [2, 0])
+    assert (found.tokenizer, found.tokenizer_of("chosen"), found.tokenizer_of("rejected")) == ("f and g", "f", "g")
+    assert (found.prompt_token_ids, found.logps_kind, counts["pairs_without_logps"]) == (None, "raw", 0)
+    (found,), _ = make_pairs([labeled(CORRECT[0]), labeled(WRONG[0], tokenizer=None)], PairConfig())
+    assert (found.tokenizer_of("chosen"), found.tokenizer_of("rejected")) == ("f", None)
 
 
 def test_stage_when_rows_are_bad_then_each_is_refused_with_file_line_and_reason(tmp_path: Path) -> None:

@@ -84,8 +84,11 @@ def test_rescore_when_it_cannot_be_right_then_it_is_refused(model: Path) -> None
         rescore([pair(model, tokenizer="another")], {"able": one})
     with pytest.raises(DataError, match="has no token ids"):
         rescore([pair(model, chosen_token_ids=None, chosen_logps=None)], {"able": one})
-    other = pair(model, tokenizer=several_tokenizers("a1", "b2"), chosen_token_ids=None, chosen_logps=None)
-    with pytest.raises(DataError, match="is paired with one of another tokenizer, and a pair has the token ids of one"):
+    other = pair(model, tokenizer=several_tokenizers("a1", pair(model).tokenizer))
+    with pytest.raises(ConfigError, match=r"pair.rescore.able: .* has another vocabulary"):
         rescore([other], {"able": one})
+    (found,), _ = rescore([other], {"lucky": one})
+    assert found.rejected is not None
+    assert found.rejected.logps == pytest.approx(expected(one, found.rejected.token_ids or []), abs=1e-5)
     with pytest.raises(ConfigError, match="`logps` must be raw"):
         PairConfig.parse({"logps": "sampled", "rescore": {"*": {"name_or_path": "x"}}}, "pair")

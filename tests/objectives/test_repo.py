@@ -137,6 +137,59 @@ def test_repo_when_tokens_are_stored_behind_a_cut_then_they_are_future_alone(
     assert nothing.pair_losses.tolist() == plain.pair_losses.tolist()
 
 
+@pytest.mark.parametrize("options", [{}, {"discount": 0.9}, {"formulation": "released"}, {"importance": "sum"}])
+def test_repo_when_log_probabilities_are_those_of_units_then_each_unit_counts_as_one_token(
+    options: dict[str, Any], make_batch: Callable[..., dict[str, Tensor]]
+) -> None:
+    # Units of two, one and three tokens; one of each; the behavior policy's number is at the last token of a unit.
+    units = torch.tensor([[0, 0, 1, 2, 2, 2], [0, 1, 2, 3, 0, 0], [0, 1, 1, 1, 1, 2]])
+    lengths = [6, 4, 6]
+    batch = make_batch(lengths)
+    ends = units != units.roll(-1, 1)
+    ends[[0, 2], -1] = True
+    batch["behavior"] = batch["behavior"].masked_fill(~ends, 0.0)
+    found = build("repo", **options)(Logps(**batch, units=units), PAIRS)
+    # The same with a token for each unit, whose log-probability is the sum.
+    rows = {name: torch.zeros(3, 6, dtype=torch.float64) for name in ("policy", "reference", "behavior")}
+    for name, row in rows.items():
+        row.scatter_add_(1, units, batch[name].detach().masked_fill(batch["mask"] == 0, 0.0).double())
+    counts = torch.tensor([[3], [4], [3]])
+    as_tokens = build("repo", **options)(Logps(**rows, mask=torch.arange(6) < counts), PAIRS)
+    assert found.scores is not None and as_tokens.scores is not None
+    assert found.scores.tolist() == pytest.approx(as_tokens.scores.tolist(), rel=1e-12)
+    assert found.pair_losses.tolist() == pytest.approx(as_tokens.pair_losses.tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize("formulation", ["paper", "released"])
+def test_repo_when_every_token_is_a_unit_then_it_is_the_same_to_the_bit(
+    formulation: str, make_batch: Callable[..., dict[str, Tensor]]
+) -> None:
+    batch = make_batch([7, 1, 4])
+    plain = build("repo", formulation=formulation)(Logps(**batch), PAIRS)
+    units = torch.arange(7).expand(3, 7)
+    assert build("repo", formulation=formulation)(Logps(**batch, units=units), PAIRS).pair_losses.equal(
+        plain.pair_losses
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reads"),
+    [
+        ("repo", {}, True),
+        ("repo", {"estimator": "topk"}, False),
+        ("repo", {"ld_alpha": 0.5}, False),
+        ("repo_det", {}, False),
+        ("dpo", {"reference": "behavior"}, False),
+        ("weighted_sum", {"terms": [{"objective": "repo"}, {"objective": "sft"}]}, True),
+        ("weighted_sum", {"terms": [{"objective": "repo"}, {"objective": "dpo", "reference": "behavior"}]}, False),
+    ],
+)
+def test_objective_when_it_reads_single_tokens_then_it_is_given_no_units(
+    name: str, options: dict[str, Any], reads: bool
+) -> None:
+    assert build(name, **options).reads_units == reads
+
+
 def test_repo_in_steps_when_cut_then_windows_of_later_steps_do_not_count() -> None:
     # Steps of one, two and one tokens, cut behind the first: w of the later steps is 1/2, of one window.
     mask, steps, future = torch.ones(1, 4), torch.tensor([[0, 1, 1, 2]]), torch.tensor([[0, 1, 1, 1]])

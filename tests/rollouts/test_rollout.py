@@ -263,7 +263,10 @@ def changed(**changes: Any) -> Callable[[list[Response]], list[Response]]:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (changed(token_ids=None, logps=None, sampled_logps=None), "token_ids, prompt_token_ids: missing"),
+        (
+            changed(token_ids=None, token_bytes=None, logps=None, sampled_logps=None),
+            "token_ids, prompt_token_ids: missing",
+        ),
         (changed(prompt_token_ids=None), "token_ids, prompt_token_ids: missing"),
         (changed(answer=None), "answer: missing"),
         (changed(verdict=None), "verdict: expected correct or wrong, got none: run verify first"),

@@ -679,6 +679,9 @@ def test_reply_when_a_stop_string_is_set_then_text_and_tokens_end_before_it_howe
     assert (found.text, found.finish_reason) == (text, reason)
     assert found.logps == (None if tokens is None else [-float(place) for place in range(tokens)])
     assert (None if found.tokens is None else len(found.tokens)) == tokens
+    # The end token, which the text lacks, adds no byte to it.
+    lengths = [0 if token == "<end>" else len(token) for token in found.tokens or []]
+    assert (found.token_bytes or []) == lengths
     said = capsys.readouterr().err
     assert note in said and bool(said) == bool(note)
 

@@ -29,6 +29,8 @@ class Labeled:
     prompt_ids: Ids
     ids: Ids
     logps: tuple[float, ...]
+    units: tuple[int, ...] | None
+    """The unit of each token, where the log-probabilities are those of units (`TokenizedSide.units`)."""
     row: Pair
     """A pair that contains it."""
 
@@ -47,18 +49,18 @@ def labeled(pairs: Sequence[TokenizedPair]) -> list[Labeled]:
         sides = pair.sides if pair.kind == "original" else (pair.chosen,)
         for name, side in zip(SIDES, sides, strict=False):
             if (logps := side.values.get("behavior")) is not None:
-                response = Labeled(name, pair.prompt_ids, side.ids, logps, pair.row)
+                response = Labeled(name, pair.prompt_ids, side.ids, logps, side.units, pair.row)
                 responses.setdefault((name, pair.prompt_ids, side.ids, logps), response)
     return list(responses.values())
 
 
 def gap(responses: Sequence[Labeled], reference: Reference) -> dict[str, Any]:
-    """Behavior minus reference log-probability of each token (nats), by side."""
+    """Behavior minus reference log-probability of each token, or unit of several (nats), by side."""
     gaps: dict[str, Any] = {}
     for side in ("chosen", "rejected"):
         of_side = [response for response in responses if response.side == side]
-        behavior = _joined([response.logps for response in of_side])
-        scored = _joined([reference[response.prompt_ids, response.ids] for response in of_side])
+        behavior = _joined([_of_units(response, response.logps) for response in of_side])
+        scored = _joined([_of_units(response, reference[response.prompt_ids, response.ids]) for response in of_side])
         gaps[side] = {
             "responses": len(of_side),
             "tokens": behavior.size,
@@ -72,10 +74,13 @@ def gap(responses: Sequence[Labeled], reference: Reference) -> dict[str, Any]:
 def rescored(responses: Sequence[Labeled], behavior: ModelConfig | None, fingerprint: str) -> dict[str, dict[str, Any]]:
     """Stored minus re-scored log-probability of each token (nats), by the model that generated the responses.
 
+    Responses by models with another tokenizer, whose tokens are others, are left out.
+
     behavior: the model that generated all of them, wherever it is now; otherwise each model is loaded by its recorded
     name, and responses without one are only counted. fingerprint: of the tokenizer that the token ids belong to.
     Raises ConfigError for a model with another vocabulary, and for `behavior` with several recorded names.
     """
+    responses = [response for response in responses if response.units is None]
     named: dict[str | None, list[Labeled]] = {}
     for response in responses:
         named.setdefault(response.model, []).append(response)
@@ -117,6 +122,11 @@ def _difference(responses: Sequence[Labeled], model: ModelConfig, fingerprint: s
         "max_distance": float(distance.max()),
         "share_far": float(np.mean(distance > FAR)),
     }
+
+
+def _of_units(response: Labeled, values: Any) -> Any:
+    """Values of a response's tokens, summed over its units if it has them."""
+    return values if response.units is None else np.bincount(response.units, weights=np.asarray(values, dtype=float))
 
 
 def _joined(parts: Sequence[Any]) -> Any:

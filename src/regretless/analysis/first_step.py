@@ -14,7 +14,7 @@ from regretless.data.tokenization import FUTURE, TokenizedPair
 from regretless.modeling.layout import Ids
 from regretless.objectives import Logps, Objective
 from regretless.objectives.base import SATURATED
-from regretless.objectives.inputs import as_logps, of_data, padded, preferences, step_numbers
+from regretless.objectives.inputs import as_logps, of_data, padded, preferences, step_numbers, unit_numbers
 
 PAIRS_AT_ONCE = 128
 Reference = Mapping[tuple[Ids, Ids], NDArray[np.float32]]
@@ -85,6 +85,7 @@ def spread(values: Any) -> dict[str, float] | None:
 def usable(objective: Objective, pairs: Sequence[TokenizedPair]) -> list[TokenizedPair]:
     """The pairs that have all per-token data that the objective needs, up to their cuts unless it looks behind them."""
     names = of_data(objective)
+    pairs = [pair if objective.reads_units else pair.without_units() for pair in pairs]
     pairs = [pair.with_missing(objective.missing) for pair in pairs]
     pairs = [pair.with_future() if FUTURE in names else pair.without_future() for pair in pairs]
     return [pair for pair in pairs if all(name in side.values for side in pair.sides for name in names)]
@@ -104,7 +105,9 @@ def at_reference(
         for name in of_data(objective)
     }
     if "steps" in objective.required:
-        inputs["steps"] = step_numbers([(side.ids, side.steps) for _, side in responses], ends_step)
+        inputs["steps"] = step_numbers([(side.ids, side.steps, side.units) for _, side in responses], ends_step)
+    if objective.reads_units:
+        inputs |= unit_numbers([(side.own, side.units) for _, side in responses])
     return Logps(
         policy,
         mask=padded([torch.ones(len(side.own), dtype=torch.bool) for _, side in responses]),

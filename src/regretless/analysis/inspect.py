@@ -27,7 +27,15 @@ from regretless.data.contamination import Benchmarks
 from regretless.data.pair_source import PairSource
 from regretless.data.prompt_templates import AS_MESSAGES, PAIR_TEMPLATE
 from regretless.data.rejected_rows import Refusal
-from regretless.data.tokenization import FUTURE, MAX_LENGTH, OTHER_PROMPTS, TokenizedPair, missing_values
+from regretless.data.tokenization import (
+    FUTURE,
+    MAX_LENGTH,
+    OTHER_PROMPTS,
+    TokenizedPair,
+    missing_values,
+    said_of_units,
+    unit_counts,
+)
 from regretless.modeling.layout import Ids, token_count
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer
 from regretless.modeling.scoring import score_responses
@@ -211,6 +219,7 @@ def _counts(pairs: Sequence[TokenizedPair], refused: Sequence[Refusal]) -> dict[
         "cut": {name: sum(_is_cut(pair, name) for pair in rows) for name in SIDES},
         "unmarked_beside_cut": sum(_is_unmarked_beside_cut(pair) for pair in rows),
         "without_behavior_logps": missing_values(pairs),
+        "by_units": unit_counts(pairs),
         "impossible_behavior_logps": _impossible(pairs),
         "refused": len(refused),
         "refused_because": dict(reasons.most_common()),
@@ -249,7 +258,8 @@ def _contamination(pairs: Sequence[TokenizedPair], benchmarks: Benchmarks | None
 def _impossible(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
     """Pairs with behavior log-probabilities of tokens that no model would have written, and the lowest (nats)."""
     lowest = [
-        min([0.0, *(value for side in pair.sides for value in side.values.get("behavior", ()))]) for pair in pairs
+        min([0.0, *(value for side in pair.without_units().sides for value in side.values.get("behavior", ()))])
+        for pair in pairs
     ]
     return {"pairs": sum(value < IMPOSSIBLE for value in lowest), "lowest": min(lowest)}
 
@@ -320,6 +330,8 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
             f"{whole} behavior log-probabilities ({reasons}): repo cannot use them without "
             "unknown_behavior=dirac, repo_det and others can"
         )
+    if (by_units := data["by_units"])["units"]:
+        notes.append(f"{by_units['pairs']} of {data['pairs']} pairs {said_of_units(by_units)}")
     if (impossible := data["impossible_behavior_logps"])["pairs"]:
         notes.append(
             f"{impossible['pairs']} of {data['pairs']} pairs have behavior log-probabilities below {IMPOSSIBLE:g} nats "

@@ -95,7 +95,9 @@ def run(
         responses = []
         for (name, row), side in zip(pair.row.sides.items(), pair.sides, strict=True):
             scored = {policy: logps[index] for policy, logps in policy_logps.items()}
-            values = _values(config.beta, reference_logps[index], side.values.get("behavior"), scored)
+            # A unit's log-probability says nothing of its tokens.
+            behavior = side.without_units().values.get("behavior")
+            values = _values(config.beta, reference_logps[index], behavior, scored)
             known = of_id.get(row.id)
             units = {} if known is None else known.of_side(pair.prompt_ids, side, config.beta)
             responses.append({"side": name, **_texts(tokenizer, side.own), **values, **units})

@@ -62,6 +62,8 @@ SPACE = "\u2581"
 """A space in SentencePiece vocabularies; decoding a text leaves out the first."""
 CUT_CHARACTER = "\ufffd"
 """The replacement character: bytes that are not a whole character decode to it."""
+ONE_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""A token of one byte in SentencePiece vocabularies."""
 
 
 class _Written(NamedTuple):
@@ -577,6 +579,41 @@ class Codec:
         # Behind the text, if its tokens are cut there, every character counts as one.
         lengths = [len(form(text[:end])) + max(0, end - len(text)) for end in ends]
         return [bisect_left(range(len(ids)), length, key=written) for length in lengths]
+
+    def token_bytes(self, ids: Sequence[int], text: str) -> list[int] | None:
+        """Bytes (UTF-8) that each token adds to a text; None unless ids decode to it, but for its first spaces.
+
+        0 for a special token at the end, which closes the response; one before that is in the ids and not in the text,
+        so that the bytes are unknown. The bytes of all tokens together are those of the text.
+        """
+        added = [self._bytes_behind(token) for token in ids]
+        if None in added[:-1] or self.decode([tuple(ids)], special=False)[0].lstrip(" ") != text.lstrip(" "):
+            return None
+        lengths = [0 if one is None else one[0] for one in added]
+        # What decoding leaves out of the first token: its space.
+        spare = sum(lengths) - len(text.encode())
+        if spare and (not added or added[0] is None or spare != added[0][1]):
+            return None
+        return [lengths[0] - spare, *lengths[1:]] if spare else lengths
+
+    @cached_property
+    def _bytes_behind(self) -> Callable[[int], tuple[int, int] | None]:
+        """Bytes of a token behind another one, and how many of these decoding leaves out at the beginning of a text.
+
+        None for a special token.
+        """
+
+        def find(token: int) -> tuple[int, int] | None:
+            once, twice = self.decode([(token,), (token, token)], special=False)
+            if not twice:
+                return None
+            entry = self.tokenizer.convert_ids_to_tokens(token)
+            if CUT_CHARACTER not in twice or CUT_CHARACTER in entry:
+                return len(twice.encode()) - len(once.encode()), len(twice.encode()) - 2 * len(once.encode())
+            # A part of a character: byte-level vocabularies have a letter for each byte.
+            return (1 if ONE_BYTE.fullmatch(entry) else len(entry)), 0
+
+        return cache(find)
 
     def _spellings(self, ids: Ids, special: bool) -> Iterator[str]:
         """The text of ids; while it ends inside a character, also without the last token."""

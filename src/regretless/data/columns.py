@@ -36,7 +36,7 @@ SIDES: tuple[SideName, SideName] = ("chosen", "rejected")
 TOKEN_VALUES = {"logps": "behavior"}
 """Fields of a response, and of a side, with a number for each token, and the names that objectives have for them in
 `needs`."""
-PER_TOKEN = ("token_ids", "tokens", *TOKEN_VALUES, "token_numbers", "top_logps")
+PER_TOKEN = ("token_ids", "tokens", "token_bytes", *TOKEN_VALUES, "token_numbers", "top_logps")
 """Fields of a response, and of a side, with one value for each token."""
 TOP = "top_logps"
 """The name that objectives have in `needs` for the field of that name."""
@@ -58,6 +58,8 @@ class Response:
     """Generated tokens, the end-of-sequence token included when it was generated."""
     tokens: list[str] | None = None
     """Token strings, if a server returns no ids for its log-probabilities."""
+    token_bytes: list[int] | None = None
+    """Bytes (UTF-8) that each token adds to the text; 0 for the end-of-sequence token."""
     logps: list[float] | None = None
     """Log-probability of each token id (nats) under the behavior model; `logps_kind` says which distribution."""
     logps_kind: LogpsKind | None = None
@@ -134,6 +136,9 @@ class Side:
     another, without what lies between."""
     tokens: list[str] | None = None
     """Token strings, if a data set has no ids for its log-probabilities; the policy's tokenizer resolves them."""
+    token_bytes: list[int] | None = None
+    """Bytes that each token adds to the text, as in `Response`, for policies with another tokenizer; where there are
+    none, those of `tokens`."""
     logps: list[float] | None = None
     """Log-probability of each token (nats) under the behavior policy."""
     token_numbers: dict[str, list[float]] | None = None
@@ -199,7 +204,7 @@ class Pair:
     prompt_token_ids: list[int] | None = None
     logps_kind: LogpsKind | None = None
     tokenizer: str | None = None
-    """Fingerprint of the tokenizer that made the ids of both sides; of two, both, and then there are no ids."""
+    """Fingerprint of the tokenizer that made the ids of both sides; of two, both (`several_tokenizers`)."""
     chat_template_kwargs: str | None = None
     """Arguments of the chat template besides the messages, as JSON; `tools` among them."""
     kind: Literal["original", "masked"] = "original"
@@ -219,6 +224,12 @@ class Pair:
         """The existing sides, by name."""
         return {"chosen": self.chosen} if self.rejected is None else {"chosen": self.chosen, "rejected": self.rejected}
 
+    def tokenizer_of(self, side: SideName) -> str | None:
+        """Fingerprint of the tokenizer that made the ids of a side; None if it is unknown."""
+        both = (self.tokenizer or UNKNOWN).split(AND)
+        found = both[SIDES.index(side)] if len(both) == len(SIDES) else self.tokenizer
+        return None if found == UNKNOWN else found
+
 
 def first_values(values: Any, count: int, tokens: int) -> Any:
     """The first `count` values of a column of `PER_TOKEN` with one for each of `tokens` tokens; None stays None."""
@@ -227,7 +238,7 @@ def first_values(values: Any, count: int, tokens: int) -> Any:
     return first_rows(values, count, tokens) if isinstance(values, bytes) else values and values[:count]
 
 
-AND = " and "
+AND, UNKNOWN = " and ", "unknown"
 
 
 @cache
@@ -240,14 +251,9 @@ CARRIED = tuple(name for name in field_names(Side) if name in field_names(Respon
 """Fields that a side has from its response."""
 
 
-def several_tokenizers(*fingerprints: str | None) -> str:
-    """`Pair.tokenizer` of a pair whose sides have different tokenizers."""
-    return AND.join(fingerprint or "unknown" for fingerprint in fingerprints)
-
-
-def has_several_tokenizers(pair: Pair) -> bool:
-    """Whether the sides of a pair have different tokenizers, so that it has no token ids."""
-    return AND in (pair.tokenizer or "")
+def several_tokenizers(chosen: str | None, rejected: str | None) -> str:
+    """`Pair.tokenizer` of a pair whose sides have different tokenizers, which `Pair.tokenizer_of` reads."""
+    return f"{chosen or UNKNOWN}{AND}{rejected or UNKNOWN}"
 
 
 def text_key(text: Text) -> str:
@@ -374,6 +380,7 @@ COLUMN_TYPES: Mapping[str, ColumnType] = {
     "prompt_token_ids": ColumnType(IdList, IDS),
     "token_ids": ColumnType(IdList, IDS),
     "tokens": ColumnType(TokenList, pa.list_(pa.string())),
+    "token_bytes": ColumnType(Counts, IDS),
     "logps": ColumnType(LogpList, FLOATS),
     "sampled_logps": ColumnType(LogpList, FLOATS),
     "logps_kind": ColumnType(Kind),

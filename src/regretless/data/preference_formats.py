@@ -356,6 +356,7 @@ def read_side(row: Mapping[str, Any], name: SideName, text: Text, default_id: st
     numbers = columns["token_numbers"]
     problem = (
         check_lengths(column, pieces, logps)
+        or check_lengths(f"{name}_token_bytes", pieces, columns["token_bytes"])
         or check_numbers(f"{name}_token_numbers", pieces, numbers)
         or check_top(f"{name}_top_logps", pieces, columns["top_logps"])
         or check_steps(columns, only_text(text), f"{name}_")

@@ -89,6 +89,7 @@ def check_response(row: Mapping[str, Any]) -> dict[str, Any]:
     pieces = columns["tokens"] if columns["token_ids"] is None else columns["token_ids"]
     problem = (
         check_lengths("logps", pieces, columns["logps"])
+        or check_lengths("token_bytes", pieces, columns["token_bytes"])
         or check_numbers("token_numbers", pieces, columns["token_numbers"])
         or check_top("top_logps", pieces, columns["top_logps"])
         or check_steps(columns, row["response"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,8 +13,9 @@ from typing import Literal
 
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.top_logps import first_rows, unpacked
+from regretless.data.alignment import behind_space, common_units, sums_at_ends, within_text
 from regretless.data.codec import Codec, Tokenizer, codec_of, parsed
-from regretless.data.columns import TOKEN_VALUES, TOP, Pair, Side, SideName, Text, has_several_tokenizers
+from regretless.data.columns import TOKEN_VALUES, TOP, Pair, Side, SideName, Text
 from regretless.data.conversations import ResponsePart, opening_of, response_parts
 from regretless.data.messages import CLOSE, OPEN, only_text
 from regretless.data.prompt_templates import asked_pair
@@ -24,7 +26,6 @@ from regretless.modeling.chat_templates import EndlessTemplate
 from regretless.modeling.layout import Ids, as_context, is_context, own_ids, read_ids
 
 Truncation = Literal["refuse", "keep_start"]
-SEVERAL_TOKENIZERS = "the two responses were made with different tokenizers, so that `pair` left out their tokens"
 OTHER_PROMPTS = (
     "have responses that were recorded with other tokens of the prompt than the chat template writes now (another "
     "template, or one with the date of today); their log-probabilities are those behind the recorded prompt"
@@ -35,6 +36,9 @@ FUTURE = "future"
 name."""
 STEPS = "step_numbers"
 """In `TokenizedSide.values` the number of each token's step, rising, where the data says where steps end."""
+UNITS = "unit_numbers"
+"""In `TokenizedSide.values` the number of each token's unit, rising, of a response by another tokenizer: `behavior` has
+the log-probability of a unit at its last token, and 0 at the others."""
 MAX_LENGTH = 2048
 """Most tokens in prompt and response together where settings give no other number."""
 
@@ -67,7 +71,15 @@ class TokenizedSide:
     @property
     def steps(self) -> tuple[int, ...] | None:
         """The number of each token's step, from 0, for every id that the model wrote; None if the data says nothing."""
-        numbers = self.values.get(STEPS)
+        return self._numbers(STEPS)
+
+    @property
+    def units(self) -> tuple[int, ...] | None:
+        """The number of each token's unit, from 0 (`UNITS`); None where every token has its own log-probability."""
+        return self._numbers(UNITS)
+
+    def _numbers(self, name: str) -> tuple[int, ...] | None:
+        numbers = self.values.get(name)
         return None if numbers is None else tuple(int(number - numbers[0]) for number in numbers)
 
     def only(self, names: Collection[str]) -> TokenizedSide:
@@ -76,7 +88,11 @@ class TokenizedSide:
         return TokenizedSide(self.ids, values, self.top if TOP in names else None)
 
     def cut(self, length: int) -> TokenizedSide:
-        """The first `length` tokens, or less: context at the end is read by nothing."""
+        """The first `length` tokens, or less: context at the end is read by nothing, and units are not divided."""
+        units = self.units or ()
+        before = len(self.ids) - len(units)
+        while before < length < before + len(units) and units[length - before - 1] == units[length - before]:
+            length -= 1
         while length and is_context(self.ids[length - 1]):
             length -= 1
         ids = self.ids[:length]
@@ -90,6 +106,12 @@ class TokenizedSide:
         start = len(self.ids) - len(self.own) + count
         top = self.top and self.top[len(self.top) // len(self.own) * count :]
         return TokenizedSide((*as_context(read_ids(self.ids[:start])), *self.ids[start:]), values, top)
+
+    def without_units(self) -> TokenizedSide:
+        """The response without log-probabilities of the behavior policy, if it has them of units alone."""
+        if UNITS not in self.values:
+            return self
+        return replace(self, values={name: of for name, of in self.values.items() if name not in (UNITS, "behavior")})
 
     def without_future(self) -> TokenizedSide:
         """The response up to its cut, without `FUTURE`."""
@@ -113,7 +135,7 @@ class TokenizedPair:
     """`file:line` of the row, for messages."""
     kind: Literal["original", "masked"]
     logps_dropped: str | None = None
-    """Why the row's log-probabilities were not used."""
+    """Why the row's numbers of tokens were not used; log-probabilities may be there of units (`UNITS`)."""
     other_prompt: bool = field(default=False, compare=False)
     """Whether the responses were recorded with other tokens of the prompt. Not stored in a table for training."""
     wrapped: bool = field(default=False, compare=False)
@@ -144,9 +166,14 @@ class TokenizedPair:
             return self
         sides = [
             replace(side, values={**side.values, **{name: (missing[name],) * len(side.own) for name in filled}})
-            for side in self.sides
+            for side in (self.without_units().sides if "behavior" in filled else self.sides)
         ]
         return replace(self, chosen=sides[0], rejected=sides[1] if len(sides) == 2 else None, filled=filled)
+
+    def without_units(self) -> TokenizedPair:
+        """The pair for objectives that read log-probabilities of single tokens alone."""
+        rejected = None if self.rejected is None else self.rejected.without_units()
+        return replace(self, chosen=self.chosen.without_units(), rejected=rejected)
 
     def with_future(self) -> TokenizedPair:
         """The pair with `FUTURE` on both sides: a side that lacks it has nothing stored behind it."""
@@ -189,7 +216,8 @@ def tokenize_pairs(
     Stored ids are used, with their log-probabilities, if a tokenizer of the same vocabulary made them (by its
     fingerprint; without one, if they spell the text): sampled ids are never tokenized again, and never
     used unless its ids spell the stored text. Token strings are resolved to ids and checked in the same way. Any other
-    text is tokenized; log-probabilities beside it are dropped, and `logps_dropped` says why.
+    text is tokenized; log-probabilities beside it are those of units (`UNITS`) if `token_bytes` says where its tokens
+    end, else they are dropped. `logps_dropped` says why.
 
     max_length: most tokens of prompt and response together; max_prompt_length: most tokens of the prompt.
     truncation: a longer response is rejected, or truncated at its end (`keep_start`; it then has no end token).
@@ -225,6 +253,27 @@ def missing_values(pairs: Sequence[TokenizedPair], name: str = "behavior") -> di
     return counts
 
 
+def unit_counts(pairs: Sequence[TokenizedPair]) -> dict[str, int]:
+    """Pairs and responses with units (`UNITS`), their units, and those that are longer than one token."""
+    of_pairs = [[Counter(side.units) for side in pair.sides if side.units is not None] for pair in pairs]
+    counts = [of_response for of_pair in of_pairs for of_response in of_pair]
+    return {
+        "pairs": sum(map(bool, of_pairs)),
+        "responses": len(counts),
+        "units": sum(map(len, counts)),
+        "longer": sum(tokens > 1 for of_response in counts for tokens in of_response.values()),
+    }
+
+
+def said_of_units(counts: Mapping[str, int]) -> str:
+    """What is said of pairs with units, behind their number. counts: of `unit_counts`, above 0."""
+    return (
+        "have responses by a model with another tokenizer, whose log-probabilities are sums over units, the spans "
+        f"between bytes where tokens of both end; {100 * counts['longer'] / counts['units']:.1f} % of the units are "
+        "longer than one token"
+    )
+
+
 @dataclass(frozen=True)
 class _Stored:
     """One stored response: equal ones are processed once."""
@@ -243,6 +292,8 @@ class _Stored:
     cut_at: int | None
     prefix_tokens: int | None
     tokenizer: str | None
+    token_bytes: tuple[int, ...] | None
+    """Of tokens that may be by another tokenizer, behind the first spaces of the text (`behind_space`)."""
 
     @property
     def own(self) -> list[str]:
@@ -261,7 +312,9 @@ class _Side:
 class _Resolved:
     ids: Ids
     dropped: str | None = None
-    """Why log-probabilities stored for the response do not belong to these ids."""
+    """Why numbers stored for the response do not belong to these ids."""
+    units: tuple[Sequence[int], Sequence[int]] | None = None
+    """Of the first stored tokens, and of these ids: what has a log-probability nevertheless."""
 
 
 class _PairEncoder:
@@ -305,7 +358,7 @@ class _PairEncoder:
             with suppress(ConfigError, DataError):
                 for side in self._sides(pair):
                     stored = side.stored
-                    if stored.ids is None or stored.tokenizer not in (None, self.codec.fingerprint):
+                    if stored.ids is None or self._is_foreign(stored.tokenizer):
                         wanted |= dict.fromkeys(_placed(self.codec, stored.before, stored.parts))
 
         # Their ids.
@@ -340,7 +393,7 @@ class _PairEncoder:
             rejected=sides[1] if len(sides) == 2 else None,
             source=origin,
             kind=pair.kind,
-            logps_dropped="; ".join(dropped) or (SEVERAL_TOKENIZERS if has_several_tokenizers(pair) else None),
+            logps_dropped="; ".join(dropped) or None,
             other_prompt=pair.tokenizer == self.codec.fingerprint
             and pair.prompt_token_ids is not None
             and tuple(pair.prompt_token_ids) != prompt,
@@ -376,14 +429,27 @@ class _PairEncoder:
                 stopped=side.stopped,
                 cut_at=side.cut_at,
                 prefix_tokens=pair.prefix_tokens,
-                tokenizer=pair.tokenizer,
+                tokenizer=pair.tokenizer_of(name),
+                token_bytes=self._token_bytes(pair, name, side),
             )
             responses.append(_Side(name, stored, side))
         return responses
 
+    def _is_foreign(self, tokenizer: str | None) -> bool:
+        return tokenizer not in (None, self.codec.fingerprint)
+
+    def _token_bytes(self, pair: Pair, name: SideName, side: Side) -> tuple[int, ...] | None:
+        text, lengths = only_text(side.text), side.token_bytes
+        if lengths is None and side.tokens is not None and (text or "").startswith("".join(side.tokens)):
+            lengths = [len(token.encode()) for token in side.tokens]
+        is_mine = pair.tokenizer_of(name) == self.codec.fingerprint
+        if text is None or side.logps is None or lengths is None or is_mine:
+            return None
+        return tuple(behind_space(lengths[: side.cut_at], text))
+
     def _parts(self, pair: Pair, name: SideName, side: Side) -> tuple[ResponsePart, ...]:
         try:
-            sampled = side.token_ids is not None or side.tokens is not None
+            sampled = side.pieces is not None and not self._is_foreign(pair.tokenizer_of(name))
             parts = response_parts(self.codec, pair.prompt, side.text, pair.chat_template_kwargs, sampled=sampled)
             if not sampled and side.complete is not False:
                 self._check_reasoning(pair, parts[-1])
@@ -468,6 +534,12 @@ class _PairEncoder:
 
     def _side(self, resolved: _Resolved, side: _Side) -> TokenizedSide:
         """The resolved ids with the numbers stored for them. Raises DataError unless there is one for each id."""
+        if resolved.units is not None and side.known.logps is not None:
+            writers, mine = resolved.units
+            sums = sums_at_ends(side.known.logps[: len(writers)], writers, mine)
+            return TokenizedSide(
+                resolved.ids, {"behavior": self._shared(sums), UNITS: self._shared([*map(float, mine)])}
+            )
         if resolved.dropped:
             return TokenizedSide(resolved.ids)
         written, known = own_ids(resolved.ids), side.known
@@ -490,10 +562,12 @@ class _PairEncoder:
         mine = self.codec.fingerprint
         if len(stored.own) > 1 and (stored.cut_at or stored.prefix_tokens):
             raise DataError("cut_at, prefix_tokens: expected a response of one message, got several; leave them out")
-        if stored.tokenizer not in (None, mine):
-            return self._tokenized(
-                stored, f"made with another tokenizer ({stored.tokenizer}) than the policy's ({mine})"
-            )
+        if self._is_foreign(stored.tokenizer):
+            foreign = f"made with another tokenizer ({stored.tokenizer}) than the policy's ({mine})"
+            try:
+                return self._aligned(stored, foreign)
+            except DataError as reason:
+                return self._tokenized(stored, f"{foreign}; {reason}")
         try:
             if stored.tokens is not None:
                 ids = self._of_strings(stored, stored.tokens)
@@ -502,6 +576,8 @@ class _PairEncoder:
             else:
                 return self._tokenized(stored, "present without token ids")
         except DataError as reason:
+            with suppress(DataError):
+                return self._aligned(stored, str(reason))
             if self.need_logps and (stored.tokens is not None or stored.tokenizer is not None):
                 raise
             return self._tokenized(stored, str(reason))
@@ -541,6 +617,32 @@ class _PairEncoder:
             next(written) if part.own else ids for part, ids in zip(stored.parts, self._encoded(stored), strict=True)
         ]
         return _joined(stored.parts, ids_of_parts)
+
+    def _aligned(self, stored: _Stored, dropped: str) -> _Resolved:
+        """Ids of the text of tokens by another tokenizer, with units. Raises DataError if their bytes do not fit it.
+
+        They end with an end token if the stored ones do.
+        """
+        if stored.token_bytes is None:
+            raise DataError("its rows lack logps, or token_bytes, which say where its tokens end in the text")
+        if self.keep_future and stored.cut_at is not None:
+            raise DataError("what is stored behind its cut (cut_at) has no text; set horizon=cut")
+        text = stored.own[-1]
+        start = len(text) - len(text.lstrip(" "))
+        cut = stored.complete is False
+        count, body = within_text(stored.token_bytes, text[start:], cut=cut, longest=self.codec.longest)
+        text, writer = text[:start] + body, stored.token_bytes[:count]
+        has_end = writer[-1:] == (0,)
+        if cut and has_end:
+            raise DataError("marked as cut, yet its tokens end with an end-of-sequence token")
+        parts = (*stored.parts[:-1], stored.parts[-1]._replace(text=text))
+        *before, ids = self._encoded(replace(stored, parts=parts))
+        lengths = self.codec.token_bytes(ids, text)
+        ended = self.codec.finish_response(ids, has_end, behind_text=stored.behind_text, tools=stored.tools)
+        if lengths is None or ended[: len(ids)] != tuple(ids):
+            raise DataError("the policy's tokens do not spell its text byte by byte")
+        reader = [*behind_space(lengths, text), *[0] * (len(ended) - len(ids))]
+        return _Resolved(_joined(parts, [*before, ended]), dropped, common_units(writer, reader))
 
     def _tokenized(self, stored: _Stored, dropped: str) -> _Resolved:
         encoded = self._encoded(stored)

@@ -167,7 +167,7 @@ def _sources(
             left_out["too_short"] += 1
         elif reason := _unwritable(pair, codec):
             left_out[reason] += 1
-            foreign = foreign or (pair.tokenizer if reason == "another_tokenizer" else None)
+            foreign = foreign or (pair.tokenizer_of("chosen") if reason == "another_tokenizer" else None)
         elif cuts := list(_cuts(pair, key, fitting, config, codec)):
             usable += 1
             yield from cuts
@@ -212,7 +212,7 @@ def _unwritable(pair: Pair, codec: Codec | None) -> str | None:
             "mask.tokenizer: required to write the text of the remaining tokens; set it to the hub id or folder of the "
             "behavior model's tokenizer"
         )
-    if pair.tokenizer not in (None, codec.fingerprint):
+    if pair.tokenizer_of("chosen") not in (None, codec.fingerprint):
         return "another_tokenizer"
     try:
         parts = response_parts(codec, pair.prompt, pair.chosen.text, pair.chat_template_kwargs, sampled=True)
@@ -261,6 +261,7 @@ def _masked(source: _Source, codec: Codec | None, horizon: Literal["cut", "store
         pair,
         rejected=replace(rejected, text=text, id=f"{chosen.id}-{length}", **steps),
         pair_id=f"{chosen.id}>-{length}",
+        tokenizer=pair.tokenizer_of("chosen"),
         kind="masked",
         preference_probability=None,
     )

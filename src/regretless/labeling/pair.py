@@ -18,7 +18,6 @@ from regretless.core.errors import ConfigError, DataError, error_place
 from regretless.core.settings import Section, Seed
 from regretless.data.columns import (
     CARRIED,
-    PER_TOKEN,
     LogpsKind,
     Pair,
     Response,
@@ -32,7 +31,6 @@ from regretless.data.rejected_rows import Refusal, check_some_left, report_refus
 from regretless.data.responses import read_responses, split_ambiguous
 from regretless.data.rows import write_records
 from regretless.data.schema import logps_problem
-from regretless.data.steps import first_steps
 from regretless.labeling.pairing_rules import RULES, SMALL_MARGIN, UNCONFIRMED, Limits, Step, Unit
 from regretless.modeling.load import ModelConfig
 
@@ -66,8 +64,7 @@ class PairConfig(Section):
     such pairs mostly rank lengths; `pair` prints the rank correlation of the two."""
     within_writer: bool = False
     """Whether both responses of a pair have the same writer (`model`). Each writer's responses to a prompt are then
-    paired, and counted, like those to a prompt of their own. Pairs of writers with different tokenizers otherwise have
-    no tokens and log-probabilities."""
+    paired, and counted, like those to a prompt of their own."""
     smallest_margin: float | None = Field(default=None, ge=0)
     """Least difference of two responses' scores, where both have one; pairs with a smaller one are dropped."""
     logps: LogpsKind = "raw"
@@ -338,14 +335,13 @@ def _merged(same: Sequence[Response]) -> Response:
 
 
 def _pair(chosen: Response, rejected: Response, config: PairConfig) -> Pair:
-    # A pair has one tokenizer: at most one of two tokenizers can be the policy's.
     comparable = chosen.tokenizer == rejected.tokenizer
     same_prompt_ids = comparable and chosen.prompt_token_ids == rejected.prompt_token_ids
-    has_logps = comparable and (chosen.logps is not None or rejected.logps is not None)
+    has_logps = chosen.logps is not None or rejected.logps is not None
     return Pair(
         prompt=chosen.prompt,
-        chosen=_side(chosen, comparable),
-        rejected=_side(rejected, comparable),
+        chosen=_side(chosen),
+        rejected=_side(rejected),
         pair_id=f"{chosen.response_id}>{rejected.response_id}",
         prompt_id=chosen.prompt_id,
         prompt_token_ids=chosen.prompt_token_ids if same_prompt_ids else None,
@@ -356,12 +352,8 @@ def _pair(chosen: Response, rejected: Response, config: PairConfig) -> Pair:
     )
 
 
-def _side(response: Response, with_tokens: bool) -> Side:
+def _side(response: Response) -> Side:
     cut_at = response.cut_at if isinstance(response, Unit) else None
-    values = {name: getattr(response, name) for name in CARRIED if with_tokens or name not in PER_TOKEN}
-    if response.step_ends is not None and not with_tokens:
-        # A unit's steps go on in its tokens, behind the cut.
-        values |= first_steps(response.step_ends, response.step_labels, len(response.response))
     complete = None if response.finish_reason is None else True
     if cut_at is not None or isinstance(response, Step):
         complete = False
@@ -369,9 +361,9 @@ def _side(response: Response, with_tokens: bool) -> Side:
         text=_completion(response),
         id=response.response_id,
         complete=complete,
-        cut_at=cut_at if with_tokens else None,
+        cut_at=cut_at,
         stopped=True if response.finish_reason == "stop_string" and cut_at is None else None,
-        **values,
+        **{name: getattr(response, name) for name in CARRIED},
     )
 
 

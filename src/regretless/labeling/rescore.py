@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from regretless.core.errors import ConfigError, DataError
-from regretless.data.columns import Pair, Side, has_several_tokenizers
+from regretless.data.columns import Pair, Side, SideName
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, load_model, load_tokenizer, tokenizer_fingerprint
 from regretless.modeling.scoring import score_responses
 
 ANY = "*"
 """Key for the responses of all models that have no key of their own."""
+_Key = tuple[str, str | None, tuple[int, ...]]
+"""A prompt id, the fingerprint of a tokenizer, and the token ids of a response."""
 
 
 def rescore(pairs: Sequence[Pair], models: Mapping[str, ModelConfig]) -> tuple[list[Pair], dict[str, Any]]:
@@ -33,23 +35,23 @@ def rescore(pairs: Sequence[Pair], models: Mapping[str, ModelConfig]) -> tuple[l
             f"the responses name {', '.join(sorted(map(str, keys)))}"
         )
     # Score each distinct response once, one model after the other.
-    logps: dict[tuple[str, tuple[int, ...]], list[float]] = {}
+    logps: dict[_Key, list[float]] = {}
     counts: dict[str, Any] = {}
     for key, model in models.items():
         tokenizer = load_tokenizer(model)
         fingerprint = tokenizer_fingerprint(tokenizer)
-        items: dict[tuple[str, tuple[int, ...]], tuple[list[int], tuple[int, ...]]] = {}
+        items: dict[_Key, tuple[list[int], tuple[int, ...]]] = {}
         for pair in pairs:
-            for side in pair.sides.values():
+            for name, side in pair.sides.items():
                 if keys[side.model] != key:
                     continue
-                key_of_response = _response_key(pair, side)
-                if pair.tokenizer not in (None, fingerprint):
+                key_of_response = _response_key(pair, name, side)
+                if pair.tokenizer_of(name) not in (None, fingerprint):
                     raise ConfigError(
                         f"pair.rescore.{key}: {model.label} has another vocabulary than the token ids of its responses"
                     )
                 prompt = pair.prompt_token_ids or encode_prompt(tokenizer, pair.prompt, pair.chat_template_kwargs)
-                items[key_of_response] = (prompt, key_of_response[1])
+                items[key_of_response] = (prompt, key_of_response[2])
         scored = score_responses(load_model(model), list(items.values()), description=f"re-score: {key}"[:28])
         logps |= {key_of_response: values.tolist() for key_of_response, values in zip(items, scored, strict=True)}
         counts[key] = {
@@ -59,17 +61,17 @@ def rescore(pairs: Sequence[Pair], models: Mapping[str, ModelConfig]) -> tuple[l
         }
 
     # Put the new log-probabilities into the pairs.
-    def changed(pair: Pair, side: Side) -> Side:
+    def changed(pair: Pair, name: SideName, side: Side) -> Side:
         if keys[side.model] is None:
             return side
         # The lists are those of the distribution that the old log-probabilities belong to.
-        return replace(side, logps=logps[_response_key(pair, side)], top_logps=None, top_logps_kind=None)
+        return replace(side, logps=logps[_response_key(pair, name, side)], top_logps=None, top_logps_kind=None)
 
     return [
         replace(
             pair,
-            chosen=changed(pair, pair.chosen),
-            rejected=pair.rejected and changed(pair, pair.rejected),
+            chosen=changed(pair, "chosen", pair.chosen),
+            rejected=pair.rejected and changed(pair, "rejected", pair.rejected),
             logps_kind="raw",
         )
         for pair in pairs
@@ -82,14 +84,9 @@ def _key(name: str | None, models: Mapping[str, ModelConfig]) -> str | None:
     return next((key for key in candidates if key in models), None)
 
 
-def _response_key(pair: Pair, side: Side) -> tuple[str, tuple[int, ...]]:
-    if has_several_tokenizers(pair):
-        raise DataError(
-            f"pair.rescore: response {side.id} is paired with one of another tokenizer, and a pair has the token ids "
-            "of one tokenizer; pair the responses of models with the same"
-        )
+def _response_key(pair: Pair, name: SideName, side: Side) -> _Key:
     if side.token_ids is None:
         raise DataError(
             f"pair.rescore: response {side.id} has no token ids; sample it with an engine that records them"
         )
-    return str(pair.prompt_id), tuple(side.token_ids)
+    return str(pair.prompt_id), pair.tokenizer_of(name), tuple(side.token_ids)

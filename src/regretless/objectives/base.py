@@ -18,8 +18,10 @@ from regretless.core.settings import Section, setting_error
 from regretless.objectives.listed import Listed
 from regretless.objectives.modifiers import Importance, importance_weights, tail_weights
 
-INPUTS = frozenset({"reference", "behavior", "top_logps", "reference_kl", "steps", "z_ref", "rejected", "future"})
-"""Inputs that an objective may need beyond `policy` and `mask`; any other name is one of the data's `token_numbers`."""
+INPUTS = frozenset(
+    {"reference", "behavior", "top_logps", "reference_kl", "steps", "units", "z_ref", "rejected", "future"}
+)
+"""Inputs that an objective may have beyond `policy` and `mask`; any other name is one of the data's `token_numbers`."""
 
 REMEDIES: Mapping[str, str] = {
     "reference": "token log-probabilities under the frozen reference model; pass Logps(reference=...)",
@@ -38,7 +40,7 @@ REMEDIES: Mapping[str, str] = {
 """For each optional input: what it is, and what to do if it is missing."""
 
 
-FIELDS = ("mask", "reference", "behavior", "reference_kl", "steps", "future")
+FIELDS = ("mask", "reference", "behavior", "reference_kl", "steps", "units", "future")
 """Fields of `Logps` of the shape of `policy`."""
 SATURATED = 10.0
 """Margin (nats) beyond which a log-sigmoid loss has practically no gradient left, or as good as all it can have."""
@@ -76,6 +78,9 @@ class Logps:
     """KL(π_ref ‖ π_θ) over the full vocabulary at each position, with gradient."""
     steps: Tensor | None = None
     """Integer step of each token, counted from 0 within the response; read only on the mask."""
+    units: Tensor | None = None
+    """Integer unit of each token, counted from 0 within the response, where a response is by a policy with another
+    tokenizer: `behavior` then has a unit's log-probability at its last token. Given only if `reads_units`."""
     future: Tensor | None = None
     """1 at the tokens stored behind the cut of a response, which are only the future of those before it, else 0."""
     token_numbers: Mapping[str, Tensor] = field(default_factory=dict)
@@ -287,6 +292,11 @@ class Objective(Section):
         return frozenset({"reference", "rejected"})
 
     @property
+    def reads_units(self) -> bool:
+        """Whether `compute` reads `Logps.units`, so that `behavior` may be known of spans of several tokens alone."""
+        return False
+
+    @property
     def missing(self) -> Mapping[str, float]:
         """Inputs of the data that a pair may lack, and the value that every token of its two responses then has."""
         return {}
@@ -461,6 +471,7 @@ def _without_long_tails(logps: Logps, pairs: Tensor, alpha: float) -> Logps:
         top_logps=top and replace(top, behavior=top.behavior[rows], policy=top.policy[rows], weights=weights),
         reference_kl=weighted(logps.reference_kl),
         steps=None if logps.steps is None else logps.steps[rows],
+        units=None if logps.units is None else logps.units[rows],
         future=None if logps.future is None else logps.future[rows],
         token_numbers={name: values[rows] for name, values in logps.token_numbers.items()},
         z_ref=logps.z_ref,

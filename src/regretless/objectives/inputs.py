@@ -48,15 +48,35 @@ def padded(rows: Sequence[Tensor]) -> Tensor:
 
 
 def step_numbers(
-    responses: Sequence[tuple[Sequence[int], Sequence[int] | None]], ends_step: Callable[[int], bool]
+    responses: Sequence[tuple[Sequence[int], Sequence[int] | None, Sequence[int] | None]],
+    ends_step: Callable[[int], bool],
 ) -> Tensor:
     """(R, T) index, from 0, of the reasoning step of each token that the model wrote of a response.
 
-    responses: token ids, and the index of each where the data has it; negative ids are context between the model's
-    messages (`modeling.layout.Ids`), which has no step. Else a step ends with a token id for which `ends_step` is true,
-    and with a message.
+    responses: token ids, and the index and the unit of each where the data has them; negative ids are context between
+    the model's messages (`modeling.layout.Ids`), which has no step. Else a step ends with a token id for which
+    `ends_step` is true, and with a message. A unit that holds the end of a step belongs to it.
     """
-    return padded([torch.tensor(_steps(ids, ends_step) if given is None else given) for ids, given in responses])
+    rows = [(_steps(ids, ends_step) if given is None else given, units) for ids, given, units in responses]
+    return padded([torch.tensor(steps if units is None else _of_units(steps, units)) for steps, units in rows])
+
+
+def unit_numbers(responses: Sequence[tuple[Sequence[int], Sequence[int] | None]]) -> dict[str, Tensor]:
+    """The input `units`, (R, T), if a response has units.
+
+    responses: the tokens that the model wrote, and the unit of each, or None if they are the units.
+    """
+    if all(units is None for _, units in responses):
+        return {}
+    return {"units": padded([torch.tensor(range(len(ids)) if units is None else units) for ids, units in responses])}
+
+
+def _of_units(steps: Sequence[int], units: Sequence[int]) -> list[int]:
+    first: dict[int, int] = {}
+    for step, unit in zip(steps, units, strict=True):
+        first.setdefault(unit, step)
+    number = {step: index for index, step in enumerate(sorted(set(first.values())))}
+    return [number[first[unit]] for unit in units]
 
 
 def _steps(response: Sequence[int], ends_step: Callable[[int], bool]) -> list[int]:

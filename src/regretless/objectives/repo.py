@@ -92,6 +92,11 @@ class RePO(Objective):
         return self
 
     @property
+    def reads_units(self) -> bool:
+        # `ld_alpha` weighs single tokens, lists are in the place of single tokens.
+        return self.uses_behavior and self.estimator == "sampled" and self.ld_alpha == 1
+
+    @property
     def missing(self) -> Mapping[str, float]:
         return {"behavior": 0.0} if self.unknown_behavior == "dirac" else {}
 
@@ -115,27 +120,22 @@ class RePO(Objective):
         dtype: torch.dtype = torch.float64,
         *,
         future: Tensor | None = None,
+        units: Tensor | None = None,
     ) -> Tensor:
         """w_s of every token, (R, T), zero off the mask. The score's derivative by π_s is β (1 + w_s), /T if released.
 
         mask: (R, T) bool; steps: (R, T) integer, needed for (and only read with) granularity="step". future: (R, T),
-        1 behind a response's cut, where the derivative is β w_s.
+        1 behind a response's cut, where the derivative is β w_s. units: (R, T) integer, in place of single tokens.
         Raises DataError if required steps are missing, ValueError for steps that are not consecutive.
         """
-        if self.granularity == "token":
-            unit = mask.cumsum(dim=1) - 1
-        elif steps is None:
+        if self.granularity == "step" and steps is None:
             raise DataError(f"{self.name} needs `steps`: {REMEDIES['steps']}")
-        else:
-            unit = steps.long()
-        counts = self._units(mask, steps)
-        cuts = None if future is None else self._units(mask & (future == 0), steps)
+        weighted = steps if self.granularity == "step" else units
+        unit = mask.cumsum(dim=1) - 1 if weighted is None else weighted.long()
+        counts = _count(mask, weighted)
+        cuts = None if future is None else _count(mask & (future == 0), weighted)
         weights = repo_weights(counts, mask.shape[1], self.formulation, self.discount, cuts=cuts, dtype=dtype)
         return weights.gather(1, unit.masked_fill(~mask, 0)).masked_fill(~mask, 0.0)
-
-    def _units(self, mask: Tensor, steps: Tensor | None) -> Tensor:
-        """Tokens or steps of each response, (R,) long."""
-        return mask.sum(dim=1) if self.granularity == "token" or steps is None else count_steps(mask, steps)
 
     def token_scores(self, logps: Logps) -> Tensor:
         """Contribution of each token to its response's score, (R, T) nats, with gradient; row sums are the scores."""
@@ -151,10 +151,11 @@ class RePO(Objective):
         elif self.uses_behavior:
             assert logps.behavior is not None
             later = policy - logps.behavior
-        weights = self.token_weights(logps.mask, logps.steps, policy.dtype, future=logps.future)
+        weights = self.token_weights(logps.mask, logps.steps, policy.dtype, future=logps.future, units=logps.units)
         tokens = logps.of_compared(tokens) + weights * later
         if self.formulation == "released":
-            tokens = tokens / self._units(logps.compared, logps.steps).unsqueeze(1)
+            weighted = logps.steps if self.granularity == "step" else logps.units
+            tokens = tokens / _count(logps.compared, weighted).unsqueeze(1)
         return self.beta * tokens
 
     @property
@@ -174,3 +175,8 @@ class RePO(Objective):
             likelihoods = self.sft_weight * logps.nll("mean")[pairs[:, 0]]
             losses = losses + (likelihoods if losses.dim() == 1 else likelihoods.unsqueeze(1))
         return Output(losses, scores=scores, rewards=scores.detach())
+
+
+def _count(mask: Tensor, units: Tensor | None) -> Tensor:
+    """Units of each response, (R,) long: tokens where none are given."""
+    return mask.sum(dim=1) if units is None else count_steps(mask, units)

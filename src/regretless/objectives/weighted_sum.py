@@ -104,6 +104,10 @@ class WeightedSum(Objective):
         return frozenset[str]().union(*(objective.required for _, objective in self._weighted))
 
     @property
+    def reads_units(self) -> bool:
+        return self.ld_alpha == 1 and all(one.reads_units for _, one in self._weighted if "behavior" in one.required)
+
+    @property
     def zero_point(self) -> Literal["mismatched", "paired"] | None:
         return next((one.zero_point for _, one in self._weighted if one.zero_point is not None), None)
 

@@ -162,7 +162,7 @@ def _whole(row: Response, context: Context, most_tokens: int, tokenizer: PreTrai
     if row.finish_reason != "stop_string":  # which ends a text within a token
         whole = [*context.written, *(row.token_ids or [])]
         text = tokenizer.decode(whole, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return dataclasses.replace(row, response=text)
+    return dataclasses.replace(row, response=text, token_bytes=None)
 
 
 def _divergences(new: Round, rows: Sequence[Response]) -> Sequence[float | None]:

@@ -49,6 +49,8 @@ class Completion:
     """The prompt's token ids as the model received them."""
     tokens: list[str] | None = None
     """Token strings, if there are no ids."""
+    token_bytes: list[int] | None = None
+    """Bytes that each token adds to the text (`Codec.token_bytes`), for policies with another tokenizer."""
     token_numbers: dict[str, list[float]] | None = None
     """Further numbers per token by name, for objectives that name them in `needs`."""
     top_logps: bytes | None = None

@@ -21,6 +21,7 @@ from regretless.core.files import fingerprint
 from regretless.core.terminal import print_note
 from regretless.core.text_cleaning import one_line
 from regretless.core.top_logps import packed_top
+from regretless.data.codec import codec_of
 from regretless.data.columns import LogpsKind, Text, text_key
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import ModelConfig, eos_token_ids, load_tokenizer, tokenizer_fingerprint
@@ -489,6 +490,7 @@ class OpenAIEngine:
             logps_kind=None if logps is None else self.kind,
             prompt_token_ids=prompt.ids or reply.prompt_token_ids,
             tokens=None if ids is not None else choice.strings,
+            token_bytes=self._token_bytes(reply, ids),
             top_logps=None if logps is None or ids is None else self._top(reply),
             top_logps_kind=self.params.top_logps_kind if self.params.top_logps else None,
         )
@@ -497,6 +499,17 @@ class OpenAIEngine:
         if self.params.stop and reply.ended_at(self.params.stop) is None and not self._ends_itself(reply):
             self._unsaid += 1
         return completion
+
+    def _token_bytes(self, reply: Reply, ids: list[int] | None) -> list[int] | None:
+        """Bytes of each token of a reply, by the tokenizer or as the server says; None if unknown."""
+        if self.tokenizer is not None and ids:
+            codec = codec_of(self.tokenizer)
+            return codec.token_bytes(ids, codec.decode([tuple(ids)], special=False)[0])
+        tokens = reply.choice.written
+        if not tokens or (ids is not None and len(ids) != len(tokens)):
+            return None
+        is_end = self._ends_itself(reply) and not reply.content.encode().endswith(tokens[-1])
+        return [*map(len, tokens[:-1]), 0 if is_end else len(tokens[-1])]
 
     def _top(self, reply: Reply) -> bytes | None:
         """The lists of a reply as a column holds them. Raises ServerError for one that lacks some, or their ids."""

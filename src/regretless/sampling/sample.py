@@ -54,20 +54,17 @@ class SampleConfig(SamplingParams):
         return self
 
 
-def run(
-    config: SampleConfig, output: Path, policy: ModelConfig | None = None, within_writer: bool = False
-) -> dict[str, Any]:
+def run(config: SampleConfig, output: Path, policy: ModelConfig | None = None) -> dict[str, Any]:
     """Answer all prompts with all models; returns counts.
 
-    policy: the model that will be trained on pairs of the responses; within_writer: whether both responses of a pair
-    will have one writer. Both serve to say what pairs will lack.
+    policy: the model that will be trained on pairs of the responses, to say how it will read them.
     Written into the folder `output`: responses.parquet (`Response` records, prompt by prompt) and refused.jsonl
     (prompts left out, with the reason). Unfinished work that a killed run of the same settings left there is taken up,
     and the result is the same as that of a run in one go.
     Raises DataError if no prompt is usable, ConfigError if a model is not.
     """
     tokenizers = tokenizers_of(config)
-    for note in tokenizer_notes(config.models, tokenizers, policy, within_writer):
+    if note := tokenizer_note(config.models, tokenizers, policy):
         print_note(note)
     prompts, refused = usable_prompts(config, tokenizers)
     report_refusals(refused, output / "refused.jsonl")
@@ -81,32 +78,22 @@ def tokenizers_of(config: SampleConfig) -> list[PreTrainedTokenizerBase | None]:
     return [ENGINES.find(config.engine).tokenizer(model) for model in config.models]
 
 
-def tokenizer_notes(
-    models: Sequence[ModelConfig],
-    tokenizers: Sequence[PreTrainedTokenizerBase | None],
-    policy: ModelConfig | None,
-    within_writer: bool,
-) -> list[str]:
-    """What pairs will lack because models have different tokenizers, as far as these are known."""
-    writers: dict[str, list[str]] = {}
-    for model, tokenizer in zip(models, tokenizers, strict=True):
-        if tokenizer is not None:
-            writers.setdefault(tokenizer_fingerprint(tokenizer), []).append(model.label)
-    notes = []
-    if len(writers) > 1 and not within_writer:
-        notes.append(
-            f"sample.models: {' and '.join(', '.join(names) for names in writers.values())} have different tokenizers: "
-            "a pair with a response of each keeps their texts only, without the log-probabilities that repo needs; "
-            "pair.within_writer=true pairs the responses of one writer"
-        )
-    if policy is not None and writers:
-        mine = tokenizer_fingerprint(load_tokenizer(policy))
-        if others := [name for fingerprint, names in writers.items() if fingerprint != mine for name in names]:
-            notes.append(
-                f"sample.models: {', '.join(others)} and the policy {policy.label} have different tokenizers: training "
-                "tokenizes the texts of these responses again, without the log-probabilities that repo needs"
-            )
-    return notes
+def tokenizer_note(
+    models: Sequence[ModelConfig], tokenizers: Sequence[PreTrainedTokenizerBase | None], policy: ModelConfig | None
+) -> str | None:
+    """How the policy will read responses by models with another tokenizer, as far as these are known."""
+    known = [(model, tokenizer) for model, tokenizer in zip(models, tokenizers, strict=True) if tokenizer is not None]
+    if policy is None or not known:
+        return None
+    mine = tokenizer_fingerprint(load_tokenizer(policy))
+    others = [model.label for model, tokenizer in known if tokenizer_fingerprint(tokenizer) != mine]
+    if not others:
+        return None
+    return (
+        f"sample.models: {', '.join(others)} and the policy {policy.label} have different tokenizers: training "
+        "tokenizes the texts of these responses again, and repo sums their log-probabilities over units, the spans "
+        "between bytes where tokens of both end"
+    )
 
 
 def usable_prompts(

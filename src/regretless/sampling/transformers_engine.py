@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from regretless.core.errors import ConfigError
 from regretless.core.files import fingerprint
 from regretless.core.terminal import print_note
+from regretless.data.codec import codec_of
 from regretless.data.columns import Text
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.decoding import Row, bytes_per_position, why_not
@@ -135,6 +136,7 @@ class TransformersEngine:
             sampled_logps=row.sampled_logps if self.params.temperature > 0 else None,
             finish_reason="stop" if row.token_ids[-1] in self.ends else "length",
             prompt_token_ids=list(row.prompt),
+            token_bytes=codec_of(self.tokenizer).token_bytes(row.token_ids, text),
             token_numbers=row.numbers or None,
             top_logps=np.stack(row.top).tobytes() if row.top else None,
             top_logps_kind=self.params.top_logps_kind if row.top else None,

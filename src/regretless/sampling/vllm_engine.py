@@ -21,6 +21,7 @@ from regretless.core.files import fingerprint
 from regretless.core.kept_stderr import kept_stderr
 from regretless.core.secrets import revealed
 from regretless.core.top_logps import packed_top
+from regretless.data.codec import codec_of
 from regretless.data.columns import Text
 from regretless.data.tokenization import encode_prompt
 from regretless.modeling.load import (
@@ -207,9 +208,11 @@ class VllmEngine:
         ids, logps = written.ids, written.logps
         raw = self.options.logprobs_mode == "raw" or self.params.is_plain
         drawn = self.params.temperature > 0 and (self.options.logprobs_mode == "processed" or self.params.is_plain)
+        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return Completion(
-            text=self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            text=text,
             token_ids=ids,
+            token_bytes=codec_of(self.tokenizer).token_bytes(ids, text),
             logps=logps,
             sampled_logps=logps if drawn else None,
             finish_reason=reason,

@@ -15,14 +15,14 @@ from torch.nn.utils.rnn import pad_sequence
 from regretless.core.errors import DataError
 from regretless.core.top_logps import unpacked
 from regretless.data.columns import TOP
-from regretless.data.tokenization import STEPS, TokenizedSide
+from regretless.data.tokenization import STEPS, UNITS, TokenizedSide
 from regretless.modeling.layout import Ids, Item, Layout
 from regretless.modeling.router_loss import DistinctTokens
 from regretless.modeling.rows import RowKind, lay_out_rows
 from regretless.modeling.token_logps import TokenScores
 from regretless.objectives import Logps, Objective
 from regretless.objectives.base import NO_ROW
-from regretless.objectives.inputs import as_logps, lacks, of_data, padded, preferences, step_numbers
+from regretless.objectives.inputs import as_logps, lacks, of_data, padded, preferences, step_numbers, unit_numbers
 from regretless.objectives.listed import Listed
 from regretless.training.data import TrainingPair
 from regretless.training.packing import cut_rows
@@ -128,7 +128,7 @@ def build_batch(
     behavior policy's log-probabilities, or other numbers of the data, are required and a pair lacks them.
     """
     needs, names = objective.required, of_data(objective)
-    given = {STEPS} if "steps" in needs else set()
+    given = {name for name, wanted in ((STEPS, "steps" in needs), (UNITS, objective.reads_units)) if wanted}
 
     # The distinct responses, and for each pair, or list, the numbers of its own.
     responses: dict[tuple[Ids, TokenizedSide], int] = {}
@@ -170,7 +170,8 @@ def build_batch(
         inputs["reference"] = padded([torch.from_numpy(reference(response)) for response in items])
     if "steps" in needs:
         assert ends_step is not None
-        inputs["steps"] = step_numbers([(side.ids, side.steps) for _, side in responses], ends_step)
+        inputs["steps"] = step_numbers([(side.ids, side.steps, side.units) for _, side in responses], ends_step)
+    inputs |= unit_numbers([(side.own, side.units) for _, side in responses])
 
     lengths = [len(side.own) for _, side in responses]
     return PairBatch(

@@ -28,7 +28,14 @@ from regretless.data.prompt_templates import PAIR_TEMPLATE, say_choice
 from regretless.data.rejected_rows import IN_ERROR, REPORTED, Refusal, check_some_left, say_refusals
 from regretless.data.rows import row_count
 from regretless.data.sources import held_out_split, open_source
-from regretless.data.tokenization import FUTURE, OTHER_PROMPTS, TokenizedPair, missing_values
+from regretless.data.tokenization import (
+    FUTURE,
+    OTHER_PROMPTS,
+    TokenizedPair,
+    missing_values,
+    said_of_units,
+    unit_counts,
+)
 from regretless.modeling.load import probe_ids
 from regretless.objectives.base import Objective, similar
 from regretless.objectives.inputs import of_data
@@ -192,6 +199,7 @@ class _Reading:
             self.tokenizer.special_tokens_map,
             [self.args.max_length, self.args.max_prompt_length, self.args.truncation],
             [self.need_rejected, self.names, dict(self.objective.missing), self.objective.soft_labels],
+            self.objective.reads_units,
         ]
 
     def make(
@@ -238,6 +246,7 @@ class _Reading:
         # The pairs, chunk by chunk.
         kept, first_refused, refused_count, done, other_prompts, wrapped, texts = 0, list[Refusal](), 0, 0, 0, 0, 0
         filled = labeled = 0
+        units = Counter[str]()
         lacking: dict[str, Counter[str]] = {name: Counter() for name in self.names}
         listed: set[int] = set()
         with bar(f"tokenize {self.name}", _length(rows)) as advance:
@@ -253,7 +262,9 @@ class _Reading:
                         first=done + 1,
                     )
                     refused = part.refused
+                tokenized = [pair if self.objective.reads_units else pair.without_units() for pair in tokenized]
                 tokenized = [pair.with_missing(self.objective.missing) for pair in tokenized]
+                units.update(unit_counts(tokenized))
                 filled += sum(bool(pair.filled) for pair in tokenized)
                 labeled += sum(pair.preference_probability is not None for pair in tokenized)
                 # Pairs that were tokenized before may have it for an objective that does not read it.
@@ -288,13 +299,15 @@ class _Reading:
             print_note(
                 f"{self.name}: {kept - labeled} of {kept} pairs have no preference_probability and count as certain"
             )
-        if filled:
-            print_note(
-                f"{self.name}: {filled} of {kept} pairs lack behavior log-probabilities and are trained with a Dirac "
-                "behavior policy, as by repo_det (unknown_behavior=dirac); inspect shows how their scores start"
-            )
-        if other_prompts:
-            print_note(f"{self.name}: {other_prompts} of {kept} pairs {OTHER_PROMPTS}")
+        notes = {
+            "lack behavior log-probabilities and are trained with a Dirac behavior policy, as by repo_det "
+            "(unknown_behavior=dirac); inspect shows how their scores start": filled,
+            OTHER_PROMPTS: other_prompts,
+            said_of_units(units) if units["units"] else "": units["pairs"],
+        }
+        for said, count in notes.items():
+            if count:
+                print_note(f"{self.name}: {count} of {kept} pairs {said}")
         for name, counts in lacking.items():
             if counts:
                 reasons = "; ".join(f"{reason} ({count})" for reason, count in counts.items())
@@ -322,6 +335,7 @@ def _remedy(name: str, objective: Objective) -> str:
             f"Expected chosen_token_numbers and rejected_token_numbers with a list `{name}`, one number per token"
         )
         return expected + similar(name)
+    other = ", or with another one and chosen_token_bytes and rejected_token_bytes too" * objective.reads_units
     instead = (
         "train with repo_det, which needs none, or set unknown_behavior=dirac, which does so for these pairs alone"
     )
@@ -329,7 +343,7 @@ def _remedy(name: str, objective: Objective) -> str:
         instead = "leave out importance and reference=behavior, which alone need them here"
     return (
         "Expected chosen_token_ids, chosen_logps, rejected_token_ids and rejected_logps made with the policy's "
-        f"tokenizer. Sample with `regretless sample`, which records them, or {instead}"
+        f"tokenizer{other}. Sample with `regretless sample`, which records them, or {instead}"
     )
 
 

@@ -39,11 +39,7 @@ class Sample(Stage["SampleConfig"]):
 
         # Whatever the pairs can be used for does not change the responses.
         recipe = run.recipe
-        task = {
-            "config": config,
-            "policy": recipe.model if recipe.train is not None else None,
-            "within_writer": recipe.pair is not None and recipe.pair.within_writer,
-        }
+        task = {"config": config, "policy": recipe.model if recipe.train is not None else None}
         yield [run.unit(self, self.place, dump(config), task, need=Need("sample"), keeps=KEEPS)]
 
     def problems(self, config: SampleConfig, machine: Machine) -> None:
