@@ -18,7 +18,7 @@ from regretless.core.errors import ConfigError, DataError, error_place
 from regretless.core.settings import Section, Seed
 from regretless.data.columns import (
     CARRIED,
-    PER_TOKEN,
+    OF_TOKENS,
     LogpsKind,
     Pair,
     Response,
@@ -253,7 +253,9 @@ def _split_unusable(rows: Sequence[Response], config: PairConfig) -> tuple[list[
 def _with_logps(row: Response, kind: LogpsKind) -> Response:
     if row.logps_kind in (None, kind):
         return row
-    return replace(row, logps=row.sampled_logps if kind == "sampled" else None, logps_kind=kind)
+    # Continuations have log-probabilities of the kind that the response has.
+    logps = row.sampled_logps if kind == "sampled" else None
+    return replace(row, logps=logps, logps_kind=kind, continuations=None)
 
 
 def _order(response: Response) -> tuple[str, str, str, list[int], str]:
@@ -357,7 +359,7 @@ def _pair(chosen: Response, rejected: Response, config: PairConfig) -> Pair:
 
 def _side(response: Response, with_tokens: bool) -> Side:
     cut_at = response.cut_at if isinstance(response, Unit) else None
-    values = {name: getattr(response, name) for name in CARRIED if with_tokens or name not in PER_TOKEN}
+    values = {name: getattr(response, name) for name in CARRIED if with_tokens or name not in OF_TOKENS}
     if response.step_ends is not None and not with_tokens:
         # A unit's steps go on in its tokens, behind the cut.
         values |= first_steps(response.step_ends, response.step_labels, len(response.response))

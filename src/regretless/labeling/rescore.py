@@ -62,8 +62,9 @@ def rescore(pairs: Sequence[Pair], models: Mapping[str, ModelConfig]) -> tuple[l
     def changed(pair: Pair, side: Side) -> Side:
         if keys[side.model] is None:
             return side
-        # The lists are those of the distribution that the old log-probabilities belong to.
-        return replace(side, logps=logps[_response_key(pair, side)], top_logps=None, top_logps_kind=None)
+        # Lists and continuations are of the distribution that the old log-probabilities belong to.
+        others = {"top_logps": None, "top_logps_kind": None, "continuations": None}
+        return replace(side, logps=logps[_response_key(pair, side)], **others)
 
     return [
         replace(

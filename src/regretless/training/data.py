@@ -30,10 +30,11 @@ class TrainingPair:
     pair: TokenizedPair
     mismatched: tuple[Ids, ...] = ()
 
-    def items(self, *, rejected: bool) -> list[Item]:
-        """The (prompt, response) token pairs that a step computes for this pair."""
+    def items(self, *, rejected: bool, continued: bool = False) -> list[Item]:
+        """The (prompt, response) token pairs that a step computes for this pair; with those that continuations make."""
         sides = self.pair.sides if rejected else (self.pair.chosen,)
-        return [(self.pair.prompt_ids, side.ids) for side in sides]
+        paths = [ids for side in sides for _, ids in side.paths()] if continued else []
+        return [(self.pair.prompt_ids, ids) for ids in (*(side.ids for side in sides), *paths)]
 
     def mismatched_items(self) -> list[Item]:
         """The prompt with each response to another prompt."""
@@ -60,7 +61,7 @@ class PairDataset(Dataset[TrainingPair]):
         self.table = pairs if isinstance(pairs, PairTable) else PairTable.temporary(pairs)
         self.numbers = np.arange(len(self.table)) if numbers is None else numbers
         self.tokens = self.table.tokens[self.numbers]
-        """(pairs,) tokens of prompt and responses together."""
+        """(pairs,) tokens of prompt, responses and their continuations together."""
         self.groups = Groups(self.table.prompts[self.numbers])
         self._mismatched = self._with_next_prompt() if mismatched else None
 

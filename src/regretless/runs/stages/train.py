@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +129,18 @@ class Train(Training["TrainConfig"]):
             yield [self.unit(run, objective, config, objective, run.model, pairs, source)]
 
     def problems(self, config: TrainConfig, machine: Machine) -> None:
-        """Problems of every method's arguments."""
+        """Problems of every method's arguments, and a method whose data the recipe's other stages do not make."""
         self.check(self.name, config, machine)
+        rollout, recipe = machine.recipe.rollout, machine.recipe
+        # Responses and pairs from elsewhere may have continuations.
+        makes_pairs = rollout is not None or (recipe.responses is None and recipe.pair is not None)
+        if makes_pairs and (rollout is None or not rollout.keep_continuations):
+            for name in filter(partial(_reads_continuations, config), config.objectives):
+                machine.add(
+                    f"{self.name}.{config.key_of(name, 'estimator')}",
+                    "rollouts reads the writers' continuations, and no stage of the recipe keeps them; set "
+                    "rollout.keep_continuations=true (section rollout, between verify and pair), or estimator=sampled",
+                )
 
     def contents(self, config: TrainConfig) -> Collection[str]:
         """The models."""
@@ -152,6 +163,16 @@ class Train(Training["TrainConfig"]):
         # Held-out pairs are of more than one prompt: KTO needs answers to another prompt.
         held_out = min(section.get("eval_pairs", 0), 8)
         return {**kept(section), **SHORT, "methods": methods, "eval_pairs": held_out}
+
+
+def _reads_continuations(config: TrainConfig, objective: str) -> bool:
+    """Whether a method needs them, as it is set."""
+    from regretless.objectives import build
+
+    try:
+        return "continuations" in build(objective, **config.split_for(objective)[0]).required
+    except ConfigError:  # `check` has reported it
+        return False
 
 
 def kept(section: Mapping[str, Any]) -> dict[str, Any]:
