@@ -223,8 +223,9 @@ def test_continuations_when_a_response_shares_its_beginning_with_them_then_value
     assert table[0].sides[0].continuations == sides[0].continuations
     objective = build("repo", estimator="rollouts", granularity=granularity, reference_weight=0)
     batch = build_batch([pair], objective, kind=kind, max_tokens=max_tokens, ends_step=lambda token: token == 12)
-    # 4 of the prompt, 17 that all but one begin with but the 17th of two; a response's last token is not read.
-    assert batch.tokens == (4 + 16 + 4 + 3 + 4 + 1 + 2 + 5 if (kind, max_tokens) == ("grouped", 1000) else batch.tokens)
+    # The prompt; of five paths 16, then 26, 11, 12, and what each has of its own but its last token; the sixth path.
+    if (kind, max_tokens) == ("grouped", 1000):
+        assert batch.tokens == 4 + (16 + 3) + (0 + 2 + 1 + 4) + 5
     assert (len(batch.layouts) > 1) == (max_tokens < 1000)
     with in_rows(policy, kind):
         scores = joined([response_scores(policy, layout) for layout in batch.layouts])

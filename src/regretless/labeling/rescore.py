@@ -63,8 +63,8 @@ def rescore(pairs: Sequence[Pair], models: Mapping[str, ModelConfig]) -> tuple[l
         if keys[side.model] is None:
             return side
         # Lists and continuations are of the distribution that the old log-probabilities belong to.
-        others = {"top_logps": None, "top_logps_kind": None, "continuations": None}
-        return replace(side, logps=logps[_response_key(pair, side)], **others)
+        new = logps[_response_key(pair, side)]
+        return replace(side, logps=new, top_logps=None, top_logps_kind=None, continuations=None)
 
     return [
         replace(

@@ -164,11 +164,10 @@ def _unpack(data: bytes) -> tuple[TokenizedPair, bool]:
         TokenizedSide(response, {name: take(len(own_ids(response)), np.float32) for name in names_of_side})
         for response, (names_of_side, *_) in zip(ids, names, strict=True)
     ]
-    for number, (_, *sizes) in enumerate(names):
-        for name, size in zip(("top", "continuations"), sizes, strict=True):
-            if size:
-                sides[number] = replace(sides[number], **{name: data[offset : offset + size]})
-                offset += size
+    for number, (_, of_top, of_continuations) in enumerate(names):
+        middle, end = offset + of_top, offset + of_top + of_continuations
+        sides[number] = replace(sides[number], top=data[offset:middle] or None, continuations=data[middle:end] or None)
+        offset = end
     pair = TokenizedPair(
         pair_id=pair_id,
         prompt_ids=prompt_ids,
