@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from regretless.core.errors import ConfigError, DataError
 from regretless.objectives import Logps, build
 from regretless.objectives.continued import Continued
+from regretless.objectives.inputs import later_steps
 
 PAIRS = torch.tensor([[0, 1], [2, 1]])
 OPTIONS: list[dict[str, Any]] = [
@@ -258,6 +259,23 @@ def test_rollouts_when_no_response_has_a_context_then_they_are_sampled() -> None
     logps = data.logps()
     object.__setattr__(logps, "continuations", empty)
     assert scores(logps) == scores(logps, "sampled")
+
+
+@pytest.mark.parametrize(
+    ("start", "given", "expected"),
+    [
+        (2, None, [0, 1, 1]),  # 5 does not end a step, and the continuation's 7 does
+        (3, None, [1, 2, 2]),
+        (2, [0, 0, 0, 1], [0, 1, 1]),  # as the data has it
+        (3, [0, 0, 0, 1], [1, 2, 2]),
+        (2, [0, 1, 2, 3], [2, 3, 3]),
+    ],
+)
+def test_steps_of_a_continuation_then_they_are_counted_on_from_those_of_its_response(
+    start: int, given: list[int] | None, expected: list[int]
+) -> None:
+    path = [*[4, 5, 7, 6][:start], 7, 8, 2]
+    assert later_steps(path, start, 3, given, lambda token: token == 7) == expected
 
 
 def test_rollouts_when_missing_or_misused_then_the_message_says_what_to_do() -> None:
