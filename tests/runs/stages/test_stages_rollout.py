@@ -48,7 +48,13 @@ def test_rollout_in_a_run_when_planned_then_it_draws_as_many_continuations_and_n
 def test_training_on_continuations_in_a_run_when_they_are_kept_then_it_is_told_what_they_cost(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured = ["rollout.k=2", "rollout.max_tokens=16", "rollout.at=tokens", "rollout.positions=[0.5]"]
+    measured = [
+        "rollout.k=2",
+        "rollout.max_tokens=16",
+        "rollout.alphas=[1.0]",
+        "rollout.at=tokens",
+        "rollout.positions=[0.5]",
+    ]
     chosen = ["train.objective=repo", "train.methods.repo.estimator=rollouts"]
     recipe = small(folder, *measured, "rollout.keep_continuations=true", *chosen)
     assert not recipe_problems(recipe)
