@@ -120,6 +120,7 @@ def test_counts_when_responses_are_shared_then_distinct_tokens_are_counted_once(
         "pairwise": pairwise,
         "distinct": distinct,
         "distinct_token_ratio": round(pairwise / distinct, 4),
+        "continued": 0,
     }
     data = found["data"]
     assert (data["pairs"], data["original"], data["masked"], data["prompts"]) == (6, 5, 1, 1)

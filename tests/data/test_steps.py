@@ -259,7 +259,7 @@ def test_steps_when_a_side_is_cut_or_behind_a_context_then_those_of_its_tokens_a
     assert steps(changed(whole, prefix_tokens=2)) == (0, 0, 1, 1)
     cut = changed(whole, chosen="One. Two.", chosen_cut_at=4, chosen_complete=False)
     assert steps(cut) == (0, 0, 1, 1)
-    assert steps(cut, keep_future=True) == (0, 0, 1, 1, 2, 2)
+    assert steps(cut, keep={"future"}) == (0, 0, 1, 1, 2, 2)
 
 
 def test_objectives_of_steps_when_the_data_says_where_steps_end_then_these_are_their_units() -> None:

@@ -577,7 +577,7 @@ def test_side_when_tokens_are_stored_behind_its_cut_then_they_are_left_out_or_ma
     whole = sampled(qwen)
     ids, logps = whole.chosen.token_ids or [], whole.chosen.logps or []
     pair = changed(whole, chosen=qwen.decode(ids[:2]), chosen_cut_at=2, chosen_complete=False)
-    cut, kept = one(pair, qwen).chosen, one(pair, qwen, keep_future=True)
+    cut, kept = one(pair, qwen).chosen, one(pair, qwen, keep={"future"})
     assert (cut.ids, cut.values) == (tuple(ids[:2]), {"behavior": tuple(logps[:2])})
     future = (0.0, 0.0, *[1.0] * (len(ids) - 2))
     assert (kept.chosen.ids, kept.chosen.values) == (tuple(ids), {"behavior": tuple(logps), "future": future})
@@ -585,8 +585,8 @@ def test_side_when_tokens_are_stored_behind_its_cut_then_they_are_left_out_or_ma
     assert kept.without_future() == one(pair, qwen)
     # Both sides may be the same tokens, cut at different places.
     masked = changed(pair, rejected=whole.chosen.text, rejected_token_ids=ids, rejected_logps=logps)
-    assert one(masked, qwen, keep_future=True).rejected.ids == kept.chosen.ids
-    assert "equal" in refusal(changed(masked, rejected=pair.chosen.text, rejected_cut_at=2), qwen, keep_future=True)
+    assert one(masked, qwen, keep={"future"}).rejected.ids == kept.chosen.ids
+    assert "equal" in refusal(changed(masked, rejected=pair.chosen.text, rejected_cut_at=2), qwen, keep={"future"})
     # The text is that of the tokens up to the cut, which has no end token.
     assert "do not spell the text" in refusal(changed(pair, chosen_cut_at=4), qwen)
     ended = changed(pair, chosen=whole.chosen.text, chosen_token_ids=[*ids, 19], chosen_logps=[*logps, -1.0])
@@ -600,7 +600,7 @@ def test_prefix_when_both_sides_share_it_then_it_is_context(qwen: Any) -> None:
     assert (read_ids(found.ids), found.own, found.values["behavior"]) == (tuple(ids), tuple(ids[2:]), tuple(logps[2:]))
     stored = changed(pair, chosen=qwen.decode(ids[:3]), chosen_cut_at=3, chosen_complete=False)
     assert one(stored, qwen).chosen.own == (ids[2],)
-    assert one(stored, qwen, keep_future=True).chosen.values["future"] == (0.0, *[1.0] * (len(ids) - 3))
+    assert one(stored, qwen, keep={"future"}).chosen.values["future"] == (0.0, *[1.0] * (len(ids) - 3))
     other = changed(pair, tokenizer="another")
     assert "prefix_tokens: they count tokens that are not used" in refusal(other, qwen, need_logps=False)
 

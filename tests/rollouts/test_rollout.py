@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from killed import AtCall, AtWrite
+from regretless.core.continuations import unpacked
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.regret_values import best_value, split, writer_value
 from regretless.data.columns import Response, Verdict
@@ -190,6 +191,37 @@ def test_units_when_paired_by_regret_then_both_sides_are_tokenized_as_they_were_
         for side, ids in zip(row.sides.values(), of_row.sides, strict=True):
             assert list(ids.own) == (side.token_ids or [])[start : side.cut_at]
             assert ids.values["behavior"] == tuple((side.logps or [])[start : side.cut_at])
+
+
+@pytest.mark.parametrize("writer_seed", [0, 1])
+def test_continuations_when_kept_then_each_response_has_its_writers_from_the_ends_of_its_units(
+    writer_seed: int, models: Callable[[int], ModelConfig], prompts: dict[str, Any], tmp_path: Path
+) -> None:
+    writer = models(writer_seed)
+    file = responses_of(writer, prompts, tmp_path / "sampled", temperature=1.0)
+    config = config_of(k=3, positions=[0.3, 0.6], keep_continuations=True, writers=[writer.model_dump()])
+    rows = measured(config, file, models(0), tmp_path / "out")
+    name = "writer-1" if writer_seed else "reference-0"
+    drawn: dict[str, list[tuple[list[int], list[float]]]] = {}
+    for one in read_responses(tmp_path / "out" / name / "responses.parquet")[0]:
+        drawn.setdefault(one.prompt_id, []).append((one.token_ids or [], one.logps or []))
+    starts = {(row["response_id"], row["start"]): row["context"] for row in rows if row["start"]}
+    checked = 0
+    responses, refused = read_responses(tmp_path / "out" / "responses.parquet")
+    for response in responses:
+        contexts = sorted((start, of) for (name_of, start), of in starts.items() if name_of == response.response_id)
+        wanted = [(start, *path) for start, context in contexts for path in drawn[context]]
+        if response.regret is None:
+            assert response.continuations is None
+        else:
+            found = unpacked(response.continuations or b"")
+            assert [(one.start, one.ids.tolist(), one.logps.tolist()) for one in found] == wanted
+            checked += len(found)
+    assert not refused and checked > 30
+    other = [replace(row, logps_kind="sampled") for row in read_responses(file)[0]]
+    write_records(tmp_path / "other.parquet", other)
+    with pytest.raises(DataError, match="log-probabilities are sampled, and those of its continuations raw"):
+        measured(config, tmp_path / "other.parquet", models(0), tmp_path / "other")
 
 
 def test_continuations_that_reach_the_limit_are_wrong_and_counted(

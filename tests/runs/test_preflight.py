@@ -196,6 +196,7 @@ TABLE: dict[str, list[tuple[str, str]]] = {
         ("train.methods.dpo.beta=0", "train.methods.dpo.beta: greater-than"),
         ("train.methods.ipo.beta=-1", "train.methods.ipo.beta: greater-than"),
         ("train.methods.dpo.learning_rate=-1", "train.methods.dpo.learning_rate: expected-a-number"),
+        ("train.methods.repo.estimator=rollouts", "train.methods.repo.estimator: rollouts-reads-the"),
         ("train.methods.dpo=3", "train.methods.dpo: a-valid-dictionary"),
         ("train.beta=big", "train.beta: a-valid-number"),
         ("train.formulation=papers", "train.formulation: input-should-be"),

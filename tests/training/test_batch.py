@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from regretless.cli.app import main
+from regretless.core import continuations
+from regretless.core.continuations import Continuation
 from regretless.core.top_logps import packed, unpacked
 from regretless.data.tokenization import TokenizedPair, TokenizedSide
 from regretless.modeling.forward import grouped, in_rows, response_scores
@@ -187,6 +189,77 @@ def test_lists_when_responses_of_two_writers_share_a_beginning_then_each_has_its
     assert logps.top_logps is not None
     rejected = logps.top_logps.divergence()[batch.pairs[:, 1]].sum(1)
     assert metrics["behavior_kl/rejected"].tolist() == pytest.approx(rejected.tolist()) and rejected.min() > 0
+
+
+def drawn(start: int, ids: Ids, seed: int) -> Continuation:
+    logps = -np.random.default_rng(seed).exponential(2.0, len(ids)).astype(np.float32)
+    return Continuation(start, np.array(ids, np.int32), logps)
+
+
+def future_of(ratios: Tensor, units: list[int], unit: int) -> Tensor:
+    """Mean over the units behind one of Σ (π − m), of a response's tokens with the numbers of their units."""
+    last = units[-1]
+    ahead = [ratio for ratio, number in zip(ratios, units, strict=True) if number > unit]
+    return torch.stack(ahead).sum() / (last - unit) if ahead else torch.zeros((), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("granularity", ["token", "step"])
+@pytest.mark.parametrize(("kind", "max_tokens"), [("grouped", 1000), ("grouped", 30), ("plain", 60)])
+def test_continuations_when_a_response_shares_its_beginning_with_them_then_values_and_gradients_are_those_by_hand(
+    kind: Any, max_tokens: int, granularity: str, make_model: Callable[..., PreTrainedModel]
+) -> None:
+    policy = make_model(1).double()
+    # Two of one beginning, of which one is the path that was taken, and one of a later beginning; tokens 12 end steps.
+    of_chosen = [drawn(16, (10, 14, 12, 15, 2), 1), drawn(16, LISTED[16:], 2), drawn(18, (12, 30, 31, 2), 3)]
+    of_rejected = [drawn(3, (14, 15, 2), 4)]
+    sides = []
+    for number, (ids, of_side) in enumerate(((LISTED, of_chosen), (BESIDE, of_rejected))):
+        values = {"behavior": tuple((-np.random.default_rng(9 + number).exponential(2.0, len(ids))).tolist())}
+        sides.append(TokenizedSide(ids, values, continuations=continuations.packed(of_side)))
+    table = PairTable.temporary([TokenizedPair("p", PROMPT, *sides, "rows:1", "original")])
+    assert (table.continued.tolist(), table.tokens.tolist()) == ([16], [4 + len(LISTED) + len(BESIDE) + 16])
+    assert table.response_tokens.tolist() == [22]
+    pair = TrainingPair(table[0])
+    assert table[0].sides[0].continuations == sides[0].continuations
+    objective = build("repo", estimator="rollouts", granularity=granularity, reference_weight=0)
+    batch = build_batch([pair], objective, kind=kind, max_tokens=max_tokens, ends_step=lambda token: token == 12)
+    # The prompt; of five paths 16, then 26, 11, 12, and what each has of its own but its last token; the sixth path.
+    if (kind, max_tokens) == ("grouped", 1000):
+        assert batch.tokens == 4 + (16 + 3) + (0 + 2 + 1 + 4) + 5
+    assert (len(batch.layouts) > 1) == (max_tokens < 1000)
+    with in_rows(policy, kind):
+        scores = joined([response_scores(policy, layout) for layout in batch.layouts])
+        loss = objective(batch.logps(scores), batch.pairs).loss
+        loss.backward()
+    found = {key: parameter.grad.clone() for key, parameter in policy.named_parameters() if parameter.grad is not None}
+    policy.zero_grad()
+
+    by_hand = []
+    for side, of_side in zip(table[0].sides, (of_chosen, of_rejected), strict=True):
+        behavior = torch.tensor(side.values["behavior"], dtype=torch.float64)
+        paths = {0: [(side.ids, behavior)]}
+        for one in of_side:
+            theirs = torch.cat((behavior[: one.start], torch.from_numpy(one.logps).double()))
+            paths.setdefault(one.start, []).append(((*side.ids[: one.start], *one.ids.tolist()), theirs))
+        read: dict[int, list[tuple[Tensor, list[int]]]] = {}
+        for start, of_start in paths.items():
+            for ids, theirs in of_start:
+                breaks = np.cumsum([0, *(token == 12 for token in ids[:-1])]).tolist()
+                units = breaks if granularity == "step" else list(range(len(ids)))
+                read.setdefault(start, []).append((logps_by_hand(policy, ids) - theirs, units))
+        own, units = read.pop(0)[0]
+        score = (own + behavior).sum()
+        for unit in range(units[-1] + 1):
+            following = [start for start in sorted(read) if read[start][0][1][start] > unit]
+            of_unit = read[following[0]] if following else [(own, units)]
+            score = score + torch.stack([future_of(ratios, numbers, unit) for ratios, numbers in of_unit]).mean()
+        by_hand.append(score)
+    wanted = -F.logsigmoid(by_hand[0] - by_hand[1])
+    torch.testing.assert_close(loss, wanted, rtol=0, atol=1e-9)
+    wanted.backward()
+    for key, parameter in policy.named_parameters():
+        assert parameter.grad is not None
+        assert (found[key] - parameter.grad).norm() <= 1e-5 * parameter.grad.norm() + 1e-12, key
 
 
 TEMPLATE = (

@@ -97,8 +97,8 @@ def run(
         for name, policy in policies.items()
         if policy.objective is not None
     }
-    keep_future = any(FUTURE in objective.required for objective in objectives.values())
-    tokenized = source.tokenize(tokenizer, pairs=drawn, keep_future=keep_future)
+    keep = {FUTURE for objective in objectives.values() if FUTURE in objective.required}
+    tokenized = source.tokenize(tokenizer, pairs=drawn, keep=keep)
     source.check(tokenized)
     if config.sample is None and (count := affordable(config, tokenized, policies)) < len(tokenized):
         print_note(

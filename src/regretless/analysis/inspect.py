@@ -22,7 +22,7 @@ from regretless.core.paths import page
 from regretless.core.settings import Section, Seed
 from regretless.core.terminal import console
 from regretless.data.codec import Codec, codec_of
-from regretless.data.columns import SIDES, TOP, Pair, SideName, text_key
+from regretless.data.columns import CONTINUATIONS, SIDES, TOP, Pair, SideName, text_key
 from regretless.data.contamination import Benchmarks
 from regretless.data.pair_source import PairSource
 from regretless.data.prompt_templates import AS_MESSAGES, PAIR_TEMPLATE
@@ -34,6 +34,7 @@ from regretless.data.tokenization import (
     TokenizedPair,
     missing_values,
     said_of_units,
+    share_of_continuations,
     unit_counts,
 )
 from regretless.modeling.layout import Ids, token_count
@@ -119,8 +120,8 @@ def run(
     tokenizer = load_tokenizer(model)
     codec = codec_of(tokenizer)
     source = PairSource.read(pairs, template)
-    keep_future = any(FUTURE in objective.required for objective in built.values())
-    tokenized = source.tokenize(tokenizer, config, keep_future=keep_future)
+    keep = {name for each in built.values() for name in (FUTURE, CONTINUATIONS) if name in each.required}
+    tokenized = source.tokenize(tokenizer, config, keep=keep)
     source.check(tokenized, output / "refused.jsonl")
 
     # What needs no model: counts and lengths of all pairs.
@@ -143,8 +144,11 @@ def run(
     results["data"]["without_token_numbers"] = {
         name: lacking for name in wanted if (lacking := missing_values(tokenized, name))
     }
-    # Their loss would need what the reference says of all listed tokens.
-    results["data"]["listed_objectives"] = [name for name, each in built.items() if TOP in each.required]
+    # Their loss would need what the reference says of all listed tokens, or of continuations.
+    results["data"]["listed_objectives"] = [
+        name for name, each in built.items() if {TOP, CONTINUATIONS} & each.required
+    ]
+    results["data"]["without_continuations"] = missing_values(tokenized, CONTINUATIONS) if CONTINUATIONS in keep else {}
 
     # What the model says of a sample of them.
     by_margin = config.sort is not None and config.sort in OBJECTIVES
@@ -269,7 +273,12 @@ def _tokens(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
     responses = _responses(pairs)
     pairwise = sum(len(prompt) + len(response) for prompt, response in responses)
     distinct = token_count(responses)
-    return {"pairwise": pairwise, "distinct": distinct, "distinct_token_ratio": round(pairwise / distinct, 4)}
+    ratio = round(pairwise / distinct, 4)
+    # Each response's once: pairs share it.
+    continued = sum(
+        side.continued for _, side in dict.fromkeys((p.prompt_ids, side) for p in pairs for side in p.sides)
+    )
+    return {"pairwise": pairwise, "distinct": distinct, "distinct_token_ratio": ratio, "continued": continued}
 
 
 def _lengths(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
@@ -339,9 +348,16 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
             "for unknown values; the setting rescore of pair replaces them"
         )
     notes += [
-        f"{name}: its loss at the start is not shown: with estimator=topk it takes more than the response tokens"
+        f"{name}: its loss at the start is not shown: with its estimator it takes more than the response tokens"
         for name in data["listed_objectives"]
     ]
+    if continued := results["tokens"]["continued"]:
+        notes.append(share_of_continuations(continued, continued + results["tokens"]["distinct"]))
+    if counts := data["without_continuations"]:
+        notes.append(
+            f"{sum(counts.values())} of {data['pairs']} pairs lack continuations ({'; '.join(counts)}): "
+            "estimator=rollouts cannot use them; rollout.keep_continuations stores those of the responses it measures"
+        )
     for name, counts in data["without_token_numbers"].items():
         notes.append(
             f"{sum(counts.values())} of {data['pairs']} pairs lack token_numbers.{name} ({'; '.join(counts)}): "

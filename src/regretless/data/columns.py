@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import pyarrow as pa
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
+from regretless.core import continuations
 from regretless.core.files import fingerprint
 from regretless.core.top_logps import first_rows
 
@@ -40,6 +41,10 @@ PER_TOKEN = ("token_ids", "tokens", "token_bytes", *TOKEN_VALUES, "token_numbers
 """Fields of a response, and of a side, with one value for each token."""
 TOP = "top_logps"
 """The name that objectives have in `needs` for the field of that name."""
+CONTINUATIONS = "continuations"
+"""The same of this one."""
+OF_TOKENS = (*PER_TOKEN, CONTINUATIONS)
+"""Fields of a response, and of a side, that mean nothing without its tokens."""
 FinishReason = Literal["stop", "length", "stop_string"]
 """Why a response ended: the model's end token, the limit of tokens, or a text that the settings of sampling name."""
 LogpsKind = Literal["raw", "sampled"]
@@ -73,6 +78,9 @@ class Response:
     8 bytes of `core.top_logps.ENTRY`."""
     top_logps_kind: LogpsKind | None = None
     """Distribution that `top_logps` belongs to, as for `logps_kind`."""
+    continuations: bytes | None = None
+    """How the behavior model went on from the ends of units when `rollout` asked it again, with log-probabilities of
+    the kind of `logps` (`core.continuations`)."""
     model: str | None = None
     revision: str | None = None
     dtype: str | None = None
@@ -147,6 +155,8 @@ class Side:
     """The most likely tokens in the place of each token, as in `Response`."""
     top_logps_kind: LogpsKind | None = None
     """Distribution that `top_logps` belongs to."""
+    continuations: bytes | None = None
+    """How the behavior policy went on from beginnings of the response, as in `Response`."""
     model: str | None = None
     """Name of the model that generated the response."""
     complete: bool | None = None
@@ -187,6 +197,7 @@ class Side:
         remaining text."""
         tokens = len(self.pieces or ())
         first = {name: first_values(getattr(self, name), count, tokens) for name in PER_TOKEN}
+        first[CONTINUATIONS] = continuations.cut(self.continuations, count)
         cut = {} if keep_rest else first
         return replace(self, **cut, complete=False, cut_at=count if keep_rest else None, stopped=None, score=None)
 
@@ -301,7 +312,7 @@ TokenNumbers = Annotated[
     dict[str, list[Annotated[float, Field(allow_inf_nan=False, ge=-MOST_NUMBER, le=MOST_NUMBER)]] | None],
     Field(description=f"for each name a list of numbers from {-MOST_NUMBER:g} to {MOST_NUMBER:g}, one per token"),
 ]
-TopLogps = Annotated[bytes, BeforeValidator(as_bytes), Field(description="bytes, or a text in base64")]
+Packed = Annotated[bytes, BeforeValidator(as_bytes), Field(description="bytes, or a text in base64")]
 String = Annotated[str, Field(description="text")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Name = Annotated[str | Integer, Field(description="text or a whole number")]
@@ -385,8 +396,9 @@ COLUMN_TYPES: Mapping[str, ColumnType] = {
     "sampled_logps": ColumnType(LogpList, FLOATS),
     "logps_kind": ColumnType(Kind),
     "token_numbers": ColumnType(TokenNumbers),
-    "top_logps": ColumnType(TopLogps, pa.large_binary()),
+    "top_logps": ColumnType(Packed, pa.large_binary()),
     "top_logps_kind": ColumnType(Kind),
+    "continuations": ColumnType(Packed, pa.large_binary()),
     "seed": ColumnType(Seed, pa.int64()),
     "finish_reason": ColumnType(Finish),
     "answer": ColumnType(Gold),

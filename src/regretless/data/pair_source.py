@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -54,7 +54,7 @@ class PairSource:
         *,
         pairs: Sequence[Pair] | None = None,
         need_logps: bool = False,
-        keep_future: bool = False,
+        keep: Collection[str] = (),
         first: int = 1,
     ) -> list[TokenizedPair]:
         """All pairs, or these `pairs` of it, as `tokenize_pairs` makes them; `refused` gets those that it rejects.
@@ -68,7 +68,7 @@ class PairSource:
             max_prompt_length=None if lengths is None else lengths.max_prompt_length,
             truncation="refuse" if lengths is None else lengths.truncation,
             need_logps=need_logps,
-            keep_future=keep_future,
+            keep=keep,
             first=first,
             template=self.template,
         )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from regretless.data.columns import PER_TOKEN, SIDES, ReleasedColumns, Side, SideName, Text
+from regretless.data.columns import OF_TOKENS, SIDES, ReleasedColumns, Side, SideName, Text
 from regretless.data.labeled_pairs import hint
 from regretless.data.messages import check_is_text, from_json, is_empty, only_text, read_message
 from regretless.data.schema import (
@@ -19,6 +19,7 @@ from regretless.data.schema import (
     OF_SIDE,
     Schema,
     Unusable,
+    check_continuations,
     check_lengths,
     check_numbers,
     check_top,
@@ -359,6 +360,7 @@ def read_side(row: Mapping[str, Any], name: SideName, text: Text, default_id: st
         or check_lengths(f"{name}_token_bytes", pieces, columns["token_bytes"])
         or check_numbers(f"{name}_token_numbers", pieces, numbers)
         or check_top(f"{name}_top_logps", pieces, columns["top_logps"])
+        or check_continuations(f"{name}_continuations", ids, columns["continuations"])
         or check_steps(columns, only_text(text), f"{name}_")
     )
     if problem:
@@ -378,7 +380,7 @@ def read_side(row: Mapping[str, Any], name: SideName, text: Text, default_id: st
     side = Side(text=text, **values)
     # A response occurs in several pairs: its tokens, most of the memory, are stored once.
     same = responses.setdefault(str(side.id), side)
-    shared = {field: getattr(same, field) for field in PER_TOKEN if getattr(same, field) == getattr(side, field)}
+    shared = {field: getattr(same, field) for field in OF_TOKENS if getattr(same, field) == getattr(side, field)}
     return replace(side, **shared)
 
 

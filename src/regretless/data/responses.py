@@ -13,6 +13,7 @@ from regretless.data.rows import read_rows
 from regretless.data.schema import (
     RESPONSE,
     Unusable,
+    check_continuations,
     check_lengths,
     check_numbers,
     check_top,
@@ -92,6 +93,7 @@ def check_response(row: Mapping[str, Any]) -> dict[str, Any]:
         or check_lengths("token_bytes", pieces, columns["token_bytes"])
         or check_numbers("token_numbers", pieces, columns["token_numbers"])
         or check_top("top_logps", pieces, columns["top_logps"])
+        or check_continuations("continuations", columns["token_ids"], columns["continuations"])
         or check_steps(columns, row["response"])
     )
     if problem is not None:

@@ -32,7 +32,7 @@ LONGEST_ROW = 2**26
 TOO_LONG = f"more than {LONGEST_ROW} bytes in one row"
 STEPS = ("step_ends", "step_labels")
 RARE = (
-    *("token_bytes", "token_numbers", "top_logps", "top_logps_kind", "source_row"),
+    *("token_bytes", "token_numbers", "top_logps", "top_logps_kind", "continuations", "source_row"),
     *("topic", "preference_probability", "answer_is_json", *STEPS),
 )
 """Columns that a table has only where some row has a value; those of sides too."""

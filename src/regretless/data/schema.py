@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
+from regretless.core.continuations import continuation_problem
 from regretless.core.files import parse_json
 from regretless.core.text_cleaning import json_value
 from regretless.core.top_logps import top_problem
@@ -167,6 +168,15 @@ def check_top(name: str, tokens: Sized | None, data: bytes | None) -> str | None
     if not tokens:
         return f"{name}: present without token ids, so their tokens are unknown"
     return top_problem(name, data, len(tokens))
+
+
+def check_continuations(name: str, tokens: Sized | None, data: bytes | None) -> str | None:
+    """The problem with the column `name` (`continuations`), or None."""
+    if data is None:
+        return None
+    if not tokens:
+        return f"{name}: present without token ids, so what they continue is unknown"
+    return continuation_problem(name, data, len(tokens))
 
 
 def logps_problem(name: str, tokens: Sized | None, logps: list[float] | None) -> str | None:

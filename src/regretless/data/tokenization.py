@@ -11,17 +11,19 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 from typing import Literal
 
+from regretless.core import continuations
+from regretless.core.continuations import Continuation
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.top_logps import first_rows, unpacked
 from regretless.data.alignment import behind_space, common_units, sums_at_ends, within_text
 from regretless.data.codec import Codec, Tokenizer, codec_of, parsed
-from regretless.data.columns import TOKEN_VALUES, TOP, Pair, Side, SideName, Text
+from regretless.data.columns import CONTINUATIONS, TOKEN_VALUES, TOP, Pair, Side, SideName, Text
 from regretless.data.conversations import ResponsePart, opening_of, response_parts
 from regretless.data.messages import CLOSE, OPEN, only_text
 from regretless.data.prompt_templates import asked_pair
 from regretless.data.rejected_rows import Refusal
 from regretless.data.rows import pair_row
-from regretless.data.schema import check_lengths, check_numbers, check_top
+from regretless.data.schema import check_continuations, check_lengths, check_numbers, check_top
 from regretless.modeling.chat_templates import EndlessTemplate
 from regretless.modeling.layout import Ids, as_context, is_context, own_ids, read_ids
 
@@ -39,6 +41,7 @@ STEPS = "step_numbers"
 UNITS = "unit_numbers"
 """In `TokenizedSide.values` the number of each token's unit, rising, of a response by another tokenizer: `behavior` has
 the log-probability of a unit at its last token, and 0 at the others."""
+NONE = continuations.packed([])
 MAX_LENGTH = 2048
 """Most tokens in prompt and response together where settings give no other number."""
 
@@ -53,6 +56,8 @@ class TokenizedSide:
     those of `Side.token_numbers`."""
     top: bytes | None = field(default=None, hash=False)
     """The most likely tokens in the place of each id that the model wrote: `Side.top_logps`."""
+    continuations: bytes | None = field(default=None, hash=False)
+    """How its writer went on from beginnings: `Side.continuations`; they start behind ids that the model wrote."""
 
     @property
     def own(self) -> Ids:
@@ -66,7 +71,29 @@ class TokenizedSide:
 
     def has(self, name: str) -> bool:
         """Whether the response has the value that objectives call so in `needs`."""
-        return self.top is not None if name == TOP else name in self.values
+        packed = {TOP: self.top, CONTINUATIONS: self.continuations}
+        return packed[name] is not None if name in packed else name in self.values
+
+    @property
+    def context(self) -> int:
+        """Ids of the context in front of all that the model wrote, if there is none behind."""
+        return len(self.ids) - len(self.own)
+
+    @property
+    def longest(self) -> int:
+        """Ids of the response, or of the longest that a continuation makes of it."""
+        ends = (self.context + one.end for one in continuations.unpacked(self.continuations or NONE))
+        return max(len(self.ids), *ends, 0)
+
+    @property
+    def continued(self) -> int:
+        """Tokens of all continuations."""
+        return continuations.continued_tokens(self.continuations)
+
+    def paths(self) -> list[tuple[Continuation, Ids]]:
+        """The continuations, each with the ids of the response that it makes: those before it and its own."""
+        found = continuations.unpacked(self.continuations or NONE)
+        return [(one, (*self.ids[: self.context + one.start], *one.ids.tolist())) for one in found]
 
     @property
     def steps(self) -> tuple[int, ...] | None:
@@ -84,11 +111,17 @@ class TokenizedSide:
 
     def only(self, names: Collection[str]) -> TokenizedSide:
         """The response with these values alone. Raises KeyError if it lacks one."""
-        values = {name: self.values[name] for name in names if name != TOP}
-        return TokenizedSide(self.ids, values, self.top if TOP in names else None)
+        values = {name: self.values[name] for name in names if name not in (TOP, CONTINUATIONS)}
+        kept = self.continuations if CONTINUATIONS in names else None
+        return TokenizedSide(self.ids, values, self.top if TOP in names else None, kept)
 
     def cut(self, length: int) -> TokenizedSide:
-        """The first `length` tokens, or less: context at the end is read by nothing, and units are not divided."""
+        """The first `length` tokens, or less: context at the end is read by nothing, and units are not divided.
+
+        Continuations end there, too.
+        """
+        kept = continuations.cut(self.continuations, length - self.context)
+        length = min(length, len(self.ids))
         units = self.units or ()
         before = len(self.ids) - len(units)
         while before < length < before + len(units) and units[length - before - 1] == units[length - before]:
@@ -98,14 +131,15 @@ class TokenizedSide:
         ids = self.ids[:length]
         count = len(own_ids(ids))
         values = {name: values[:count] for name, values in self.values.items()}
-        return TokenizedSide(ids, values, self.top and first_rows(self.top, count, len(self.own)))
+        return TokenizedSide(ids, values, self.top and first_rows(self.top, count, len(self.own)), kept)
 
     def behind(self, count: int) -> TokenizedSide:
         """The same response with its first `count` tokens as context, those before them aside that are so anyway."""
         values = {name: numbers[count:] for name, numbers in self.values.items()}
-        start = len(self.ids) - len(self.own) + count
+        start = self.context + count
         top = self.top and self.top[len(self.top) // len(self.own) * count :]
-        return TokenizedSide((*as_context(read_ids(self.ids[:start])), *self.ids[start:]), values, top)
+        ids = (*as_context(read_ids(self.ids[:start])), *self.ids[start:])
+        return TokenizedSide(ids, values, top, continuations.behind(self.continuations, count))
 
     def without_units(self) -> TokenizedSide:
         """The response without log-probabilities of the behavior policy, if it has them of units alone."""
@@ -207,7 +241,7 @@ def tokenize_pairs(
     max_prompt_length: int | None,
     truncation: Truncation = "refuse",
     need_logps: bool = True,
-    keep_future: bool = False,
+    keep: Collection[str] = (),
     first: int = 1,
     template: str | None = "plain",
 ) -> tuple[list[TokenizedPair], list[Refusal]]:
@@ -221,14 +255,15 @@ def tokenize_pairs(
 
     max_length: most tokens of prompt and response together; max_prompt_length: most tokens of the prompt.
     truncation: a longer response is rejected, or truncated at its end (`keep_start`; it then has no end token).
-    keep_future: True keeps the tokens that are stored behind the cut of a side, and says which they are (`FUTURE`).
+    keep: what only some objectives need. `FUTURE` keeps the tokens that are stored behind the cut of a side, and says
+    which they are; `CONTINUATIONS` keeps these, which then have to fit into max_length, or are truncated, too.
     need_logps: False also tokenizes the text of rows whose stored tokens do not fit, instead of rejecting them.
     first: number of the first pair, for messages about pairs without an origin.
     template: what text prompts are put into (`asked_pair`).
 
     Raises ConfigError if the tokenizer has no end-of-sequence token.
     """
-    encoder = _PairEncoder(codec_of(tokenizer), max_length, max_prompt_length, truncation, need_logps, keep_future)
+    encoder = _PairEncoder(codec_of(tokenizer), max_length, max_prompt_length, truncation, need_logps, keep)
     ask = asked_pair(tokenizer, template)
     asked = [ask(pair) for pair in pairs]
     encoder.prepare(asked)
@@ -241,6 +276,14 @@ def tokenize_pairs(
         except DataError as reason:
             refused.append(Refusal.at(origin, str(reason), pair_row(pair)))
     return kept, refused
+
+
+def share_of_continuations(continued: int, tokens: int) -> str:
+    """What the continuations of pairs cost in training, in words: their tokens of all, beginnings counted once."""
+    return (
+        f"continuations are {continued:,} of {tokens:,} tokens ({100 * continued / max(tokens, 1):.0f} %) that a pass "
+        "over the pairs computes, at most"
+    )
 
 
 def missing_values(pairs: Sequence[TokenizedPair], name: str = "behavior") -> dict[str, int]:
@@ -327,10 +370,10 @@ class _PairEncoder:
         max_prompt_length: int | None,
         truncation: Truncation,
         need_logps: bool,
-        keep_future: bool,
+        keep: Collection[str],
     ) -> None:
         self.codec, self.need_logps, self.truncation = codec, need_logps, truncation
-        self.keep_future = keep_future
+        self.keep = keep
         self.max_length, self.max_prompt_length = max_length, max_prompt_length
         # A text in place of ids is the reason for a rejection.
         self.prompts: dict[Hashable, Ids | str] = {}
@@ -384,7 +427,7 @@ class _PairEncoder:
         dropped = [
             f"{side.name}: {reason}"
             for side, (_, reason) in zip(stored, fitted, strict=True)
-            if reason and (side.known.token_values or side.known.top_logps)
+            if reason and (side.known.token_values or side.known.top_logps or side.known.continuations)
         ]
         return TokenizedPair(
             pair_id=pair.pair_id or origin,
@@ -491,10 +534,11 @@ class _PairEncoder:
         if isinstance(resolved, str):
             raise DataError(f"{side.name}: {resolved}")
         tokens = self._placed_side(resolved, side)
-        if self.max_length is not None and len(prompt) + len(tokens.ids) > self.max_length:
+        if self.max_length is not None and len(prompt) + tokens.longest > self.max_length:
             if self.truncation == "refuse":
+                what = "too long" if len(prompt) + len(tokens.ids) > self.max_length else "a continuation is too long"
                 raise DataError(
-                    f"{side.name}: too long, with its prompt, for max_length {self.max_length}; raise it, or set "
+                    f"{side.name}: {what}, with its prompt, for max_length {self.max_length}; raise it, or set "
                     "truncation=keep_start"
                 )
             tokens = tokens.cut(self.max_length - len(prompt))
@@ -510,9 +554,10 @@ class _PairEncoder:
             steps = self._step_numbers(tokens.own, side.known)
             tokens = replace(tokens, values={**tokens.values, STEPS: self._shared(steps)})
         cut = length if stored.cut_at is None or resolved.dropped else stored.cut_at
-        if self.keep_future:
+        if FUTURE in self.keep:
             future = (0.0,) * cut + (1.0,) * (length - cut)
-            tokens = replace(tokens, values={**tokens.values, FUTURE: future})
+            read = continuations.up_to(tokens.continuations, cut)
+            tokens = replace(tokens, values={**tokens.values, FUTURE: future}, continuations=read)
         elif cut < length:
             tokens = tokens.cut(len(tokens.ids) - (length - cut))
         if stored.prefix_tokens is None:
@@ -546,11 +591,15 @@ class _PairEncoder:
         problems = [check_lengths(f"{side.name}_{column}", written, getattr(known, column)) for column in TOKEN_VALUES]
         problems.append(check_numbers(f"{side.name}_token_numbers", written, known.token_numbers))
         problems.append(check_top(f"{side.name}_top_logps", written, known.top_logps))
+        kept = known.continuations if CONTINUATIONS in self.keep else None
+        problems.append(check_continuations(f"{side.name}_continuations", written, kept))
+        if kept is not None and len(side.stored.own) > 1:
+            problems.append(f"{side.name}_continuations: expected a response of one message, got several")
         for problem in problems:
             if problem is not None:
                 raise DataError(problem)
         values = {name: self._shared(row) for name, row in known.token_values.items()}
-        return TokenizedSide(resolved.ids, values, known.top_logps)
+        return TokenizedSide(resolved.ids, values, known.top_logps, kept)
 
     def _shared(self, values: Sequence[float]) -> tuple[float, ...]:
         """Numbers as a tuple, shared by equal numbers: a response occurs in several pairs."""
@@ -625,7 +674,7 @@ class _PairEncoder:
         """
         if stored.token_bytes is None:
             raise DataError("its rows lack logps, or token_bytes, which say where its tokens end in the text")
-        if self.keep_future and stored.cut_at is not None:
+        if FUTURE in self.keep and stored.cut_at is not None:
             raise DataError("what is stored behind its cut (cut_at) has no text; set horizon=cut")
         text = stored.own[-1]
         start = len(text) - len(text.lstrip(" "))

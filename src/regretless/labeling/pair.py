@@ -251,7 +251,9 @@ def _split_unusable(rows: Sequence[Response], config: PairConfig) -> tuple[list[
 def _with_logps(row: Response, kind: LogpsKind) -> Response:
     if row.logps_kind in (None, kind):
         return row
-    return replace(row, logps=row.sampled_logps if kind == "sampled" else None, logps_kind=kind)
+    # Continuations have log-probabilities of the kind that the response has.
+    logps = row.sampled_logps if kind == "sampled" else None
+    return replace(row, logps=logps, logps_kind=kind, continuations=None)
 
 
 def _order(response: Response) -> tuple[str, str, str, list[int], str]:

@@ -11,7 +11,7 @@ from statistics import NormalDist, fmean, pstdev
 from typing import NamedTuple
 
 from regretless.core.plugins import Registry
-from regretless.data.columns import PER_TOKEN, Response, Verdict
+from regretless.data.columns import OF_TOKENS, Response, Verdict
 from regretless.data.steps import first_steps
 
 Chosen = list[tuple[Response, Response]]
@@ -353,7 +353,7 @@ def _step(response: Response, number: int) -> Response:
         return response
     text = response.response[: ends[number]].rstrip()
     whole = {item.name: getattr(response, item.name) for item in fields(Response)}
-    tokens = {} if is_last else dict.fromkeys((*PER_TOKEN, "sampled_logps"))
+    tokens = {} if is_last else dict.fromkeys((*OF_TOKENS, "sampled_logps"))
     changes = {
         "response_id": f"{response.response_id}:{number + 1}",
         "response": text,

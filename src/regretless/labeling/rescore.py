@@ -64,8 +64,9 @@ def rescore(pairs: Sequence[Pair], models: Mapping[str, ModelConfig]) -> tuple[l
     def changed(pair: Pair, name: SideName, side: Side) -> Side:
         if keys[side.model] is None:
             return side
-        # The lists are those of the distribution that the old log-probabilities belong to.
-        return replace(side, logps=logps[_response_key(pair, name, side)], top_logps=None, top_logps_kind=None)
+        # Lists and continuations are of the distribution that the old log-probabilities belong to.
+        new = logps[_response_key(pair, name, side)]
+        return replace(side, logps=new, top_logps=None, top_logps_kind=None, continuations=None)
 
     return [
         replace(

@@ -20,7 +20,7 @@ from regretless.core.files import read_json, write_json, write_jsonl
 from regretless.core.progress import Advance, bar
 from regretless.core.settings import Section
 from regretless.core.text_cleaning import without_nan
-from regretless.data.columns import Response, Verdict, as_bytes
+from regretless.data.columns import CONTINUATIONS, TOP, Response, Verdict, as_bytes
 from regretless.data.messages import stored_text
 from regretless.data.rejected_rows import Refusal, check_some_left, report_refusals
 from regretless.data.responses import check_present, check_response
@@ -133,7 +133,7 @@ def _array(name: str, rows: Iterable[Mapping[str, Any]]) -> pa.Array:
         values = [given_numbers(value) for value in values]  # a table has no object without a name
     if name == "prompt":
         values = [stored_text(value) for value in values]
-    if name == "top_logps":
+    if name in (TOP, CONTINUATIONS):
         values = list(map(as_bytes, values))
     if name in RESPONSE_COLUMNS:
         return pa.array(values, column_type(name, rows))

@@ -15,11 +15,15 @@ from torch import Tensor
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.setting_list import Setting, settings_of
 from regretless.core.settings import Section, setting_error
+from regretless.objectives.continued import Continued
 from regretless.objectives.listed import Listed
 from regretless.objectives.modifiers import Importance, importance_weights, tail_weights
 
 INPUTS = frozenset(
-    {"reference", "behavior", "top_logps", "reference_kl", "steps", "units", "z_ref", "rejected", "future"}
+    {
+        *("reference", "behavior", "top_logps", "continuations", "reference_kl"),
+        *("steps", "units", "z_ref", "rejected", "future"),
+    }
 )
 """Inputs that an objective may have beyond `policy` and `mask`; any other name is one of the data's `token_numbers`."""
 
@@ -30,6 +34,8 @@ REMEDIES: Mapping[str, str] = {
     "leave out importance and reference=behavior)",
     "top_logps": "the most likely tokens of the policy that generated each response in each context, and the data has "
     "none; sample with top_logps, or set estimator=sampled",
+    "continuations": "continuations of the responses' beginnings by the policy that generated them, and the data has "
+    "none; run rollout with keep_continuations, or set estimator=sampled",
     "reference_kl": "KL(reference || policy) over the full vocabulary at every token; pass Logps(reference_kl=...)",
     "steps": "the step index of every token; pass Logps(steps=...) or set granularity=token",
     "future": "1 for every token that is stored behind the cut of its response, 0 for the others; pass "
@@ -57,8 +63,8 @@ class Logps:
     """Token log-probabilities of R distinct responses, padded to T tokens. All tensors are (R, T), in nats.
 
     Values off the mask are replaced by zero on construction, so padding (NaN and infinity included) adds neither
-    value nor gradient. Half precision is raised to float32; all but `policy`, `top_logps.policy` and `reference_kl` is
-    detached.
+    value nor gradient. Half precision is raised to float32; all but `policy`, that of `top_logps` and of
+    `continuations`, and `reference_kl` is detached.
 
     Raises ValueError for shapes that differ, a mask that is not 0/1, and a response without a token.
     """
@@ -74,6 +80,8 @@ class Logps:
     """The same tokens under the policy that generated the response."""
     top_logps: Listed | None = None
     """Log-probabilities of the most likely tokens of that policy in each context; those of the policy have gradient."""
+    continuations: Continued | None = None
+    """What that policy wrote behind beginnings of the responses when it was asked again, with log-probabilities."""
     reference_kl: Tensor | None = None
     """KL(π_ref ‖ π_θ) over the full vocabulary at each position, with gradient."""
     steps: Tensor | None = None
@@ -121,6 +129,8 @@ class Logps:
             behavior, policy = top.behavior.detach().to(dtype), top.policy.to(dtype)
             top = replace(top, behavior=behavior.masked_fill(off, 0.0), policy=policy.masked_fill(off, 0.0))
             object.__setattr__(self, "top_logps", top)
+        if self.continuations is not None:
+            object.__setattr__(self, "continuations", self.continuations.in_type(dtype))
         numbers = {name: row.detach().to(dtype).masked_fill(~mask, 0.0) for name, row in self.token_numbers.items()}
         object.__setattr__(self, "token_numbers", numbers)
 
@@ -267,6 +277,8 @@ class Objective(Section):
                 problems["ld_alpha"] = f"{self.name} reads no rejected response to compare lengths with; leave it out"
             elif self.zero_point is not None:
                 problems["ld_alpha"] = f"the zero point of {self.name} is that of whole responses; leave it out"
+            elif "continuations" in self.needs:
+                problems["ld_alpha"] = "it weighs the tokens of responses, not of their continuations; leave it out"
             elif self.rewards_means:
                 problems["ld_alpha"] = (
                     f"{self.name} divides by the length of a response and has no reference, so that a smaller "

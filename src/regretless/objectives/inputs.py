@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from regretless.objectives.base import INPUTS, Objective, similar
 
-OF_DATA = ("behavior", "top_logps", "future")
+OF_DATA = ("behavior", "top_logps", "continuations", "future")
 """Inputs that come from the data alone."""
 
 
@@ -26,6 +26,8 @@ def lacks(name: str) -> str:
         return "no behavior log-probabilities; use repo_det, or re-score the data"
     if name == "top_logps":
         return "no lists of the most likely tokens; sample with top_logps, or set estimator=sampled"
+    if name == "continuations":
+        return "no continuations; run rollout with keep_continuations, or set estimator=sampled"
     return f"no token_numbers.{name}; sample with an engine that records it{similar(name)}"
 
 
@@ -77,6 +79,24 @@ def _of_units(steps: Sequence[int], units: Sequence[int]) -> list[int]:
         first.setdefault(unit, step)
     number = {step: index for index, step in enumerate(sorted(set(first.values())))}
     return [number[first[unit]] for unit in units]
+
+
+def later_steps(
+    path: Sequence[int],
+    start: int,
+    count: int,
+    given: Sequence[int] | None,
+    ends_step: Callable[[int], bool],
+) -> list[int]:
+    """Index of the reasoning step of each of the last `count` tokens of a path, which continue its response's `start`.
+
+    given: index of each of the response's tokens where the data has it; `ends_step` then says where the continuation's
+    own steps end, and the first of them is that of the response that goes on, unless one ends there.
+    """
+    if given is None:
+        return _steps(path, ends_step)[-count:]
+    first = given[start - 1] + (given[start] > given[start - 1])
+    return [first + step for step in _steps(path[-count:], ends_step)]
 
 
 def _steps(response: Sequence[int], ends_step: Callable[[int], bool]) -> list[int]:

@@ -21,11 +21,14 @@ from regretless.objectives.base import (
     Output,
     Positive,
 )
+from regretless.objectives.continued import Continued
 from regretless.objectives.weights import Formulation, count_steps, repo_weights
 
 REJECTED_WEIGHT: dict[Formulation, float] = {"paper": 1.0, "released": 0.5}
 EPSILON: dict[Formulation, float | None] = {"paper": None, "released": 1e-9}
 """Added to the probabilities of tokens that are not listed."""
+NEEDS = {"sampled": {"behavior"}, "topk": {"top_logps"}, "rollouts": {"behavior", "continuations"}}
+"""What each estimator reads of the behavior policy."""
 
 
 class RePO(Objective):
@@ -33,7 +36,8 @@ class RePO(Objective):
 
     score = β Σ_s [(1 + w_s) π_s − c r_s − w_s m_s] in nats: π the policy, r the reference, m the behavior policy, and
     w_s of `repo_weights`. The released formulation divides the sum by the number of tokens. With estimator=topk,
-    −KL(m ‖ π) of the next token at s, by the listed tokens, takes the place of π_s − m_s behind w_s.
+    −KL(m ‖ π) of the next token at s, by the listed tokens, takes the place of π_s − m_s behind w_s. With
+    estimator=rollouts, the mean over stored continuations takes the place of what was written behind a context.
     """
 
     name: ClassVar[str] = "repo"
@@ -43,6 +47,7 @@ class RePO(Objective):
         "score = β Σ_s [ (1 + w_s) π_s − c r_s − w_s m_s ] (formulation=paper; released: divided by T)\n"
         "w_s = H_{T−1} − H_{T−s} (formulation=paper), H_T − H_{T−s} (released)\n"
         "estimator=topk: −KL(m ‖ π) of the token at s, by the most likely ones, for π_s − m_s behind w_s\n"
+        "estimator=rollouts: Σ w (π − m) as the mean over continuations of each unit's next context that has some\n"
         "loss = −log σ(score⁺ − λ score⁻) + sft_weight · mean_s(−π_s⁺)"
     )
     token_value: ClassVar[Literal["reward", "regret", "det"]] = "regret"
@@ -66,9 +71,11 @@ class RePO(Objective):
     horizon: Literal["cut", "stored"] = "cut"
     """Where the future of a response ends that is cut: at the `cut`, as in the authors' code, or with the tokens that
     are `stored` behind it, which count as future of those before it and nowhere else."""
-    estimator: Literal["sampled", "topk"] = "sampled"
-    """How the KL divergence of the behavior policy from the policy is estimated in the context of each token: `sampled`
-    by the token that was written, π_s − m_s; `topk` by the most likely tokens, which `sample.top_logps` records."""
+    estimator: Literal["sampled", "topk", "rollouts"] = "sampled"
+    """How the KL divergence of the behavior policy from the policy is estimated: `sampled` by the tokens that were
+    written, π_s − m_s; `topk` by the most likely tokens in the context of each, which `sample.top_logps` records;
+    `rollouts` by the behavior policy's continuations of a response's beginnings, which `rollout.keep_continuations`
+    stores."""
     unknown_behavior: Literal["refuse", "dirac"] = "refuse"
     """What happens to a pair without behavior log-probabilities of both responses: `refuse`, or `dirac`, which trains
     it as RePO_det does (the paper's Algorithm 1, line 4)."""
@@ -82,8 +89,9 @@ class RePO(Objective):
             problems["unknown_behavior"] = f"{self.name} reads no behavior policy"
         elif self.unknown_behavior == "dirac" and (self.reference == "behavior" or self.importance != "none"):
             problems["unknown_behavior"] = "importance and reference=behavior need the behavior policy of every pair"
-        elif self.unknown_behavior == "dirac" and self.estimator == "topk":
-            problems["unknown_behavior"] = "estimator=topk needs the lists of every pair"
+        elif self.unknown_behavior == "dirac" and self.estimator != "sampled":
+            read = {"topk": "lists", "rollouts": "continuations"}[self.estimator]
+            problems["unknown_behavior"] = f"estimator={self.estimator} needs the {read} of every pair"
         if problems:
             errors = [
                 setting_error((key,), f"{text}; leave it out", getattr(self, key)) for key, text in problems.items()
@@ -108,7 +116,7 @@ class RePO(Objective):
         if self.reference_weight:
             needs.add("reference")
         if self.uses_behavior:
-            needs.add("behavior" if self.estimator == "sampled" else "top_logps")
+            needs |= NEEDS[self.estimator]
         if self.granularity == "step":
             needs.add("steps")
         return frozenset(needs)
@@ -128,14 +136,52 @@ class RePO(Objective):
         1 behind a response's cut, where the derivative is β w_s. units: (R, T) integer, in place of single tokens.
         Raises DataError if required steps are missing, ValueError for steps that are not consecutive.
         """
-        if self.granularity == "step" and steps is None:
-            raise DataError(f"{self.name} needs `steps`: {REMEDIES['steps']}")
-        weighted = steps if self.granularity == "step" else units
-        unit = mask.cumsum(dim=1) - 1 if weighted is None else weighted.long()
-        counts = _count(mask, weighted)
+        weighted = self._weighted(steps, units)
+        unit, counts = _unit_numbers(mask, weighted), _count(mask, weighted)
         cuts = None if future is None else _count(mask & (future == 0), weighted)
         weights = repo_weights(counts, mask.shape[1], self.formulation, self.discount, cuts=cuts, dtype=dtype)
-        return weights.gather(1, unit.masked_fill(~mask, 0)).masked_fill(~mask, 0.0)
+        return weights.gather(1, unit).masked_fill(~mask, 0.0)
+
+    def _weighted(self, steps: Tensor | None, units: Tensor | None) -> Tensor | None:
+        """Number of what is weighted at each token, (R, T); None for tokens. Raises DataError as above."""
+        if self.granularity == "token":
+            return units
+        if steps is None:
+            raise DataError(f"{self.name} needs `steps`: {REMEDIES['steps']}")
+        return steps
+
+    def _rollout_weights(self, logps: Logps, continued: Continued) -> tuple[Tensor, Tensor]:
+        """What π − m counts at the tokens of responses (R, T), and at those of their continuations (F, L).
+
+        A continuation and the tokens before it are a response of its own; its weights are those of the windows of the
+        units that have their next context with continuations where it begins, divided by the number of these.
+        """
+        dtype, rows, mask = logps.policy.dtype, continued.rows, logps.mask
+        weighted = self._weighted(logps.steps, None)
+        unit, own_counts, cuts = _unit_numbers(mask, weighted), _count(mask, weighted), _count(logps.compared, weighted)
+        # Units of the continuations' tokens, numbered from the beginning of the response.
+        of_steps = self._weighted(continued.steps, None)
+        start = continued.starts.unsqueeze(1) if of_steps is None else 0
+        numbers = (_unit_numbers(continued.mask, of_steps) + start).masked_fill(~continued.mask, 0)
+        counts, ended = numbers.amax(dim=1) + 1, numbers[:, 0]
+        most = max(mask.shape[1], int(counts.max()))
+
+        def windows(lengths: Tensor, first: Tensor, last: Tensor) -> Tensor:
+            """Weights (·, most) of the windows of the units behind the first ones, up to the last."""
+            upper, lower = (
+                repo_weights(lengths, most, self.formulation, self.discount, cuts=each, dtype=dtype)
+                for each in (last, first)
+            )
+            return upper - lower
+
+        first, last = (each.minimum(cuts[rows]) for each in (continued.before(ended), ended))
+        of_paths = windows(counts, first, last) * continued.shares().unsqueeze(1)
+        # Behind the last context, it is what was written.
+        done = torch.zeros_like(cuts).scatter_reduce(0, rows, last, "amax")
+        taken = windows(own_counts, done, cuts).gather(1, unit)
+        before = torch.arange(mask.shape[1], device=mask.device) < continued.starts.unsqueeze(1)
+        taken = taken.index_add(0, rows, of_paths.gather(1, unit[rows]) * before)
+        return taken.masked_fill(~mask, 0.0), of_paths.gather(1, numbers).masked_fill(~continued.mask, 0.0)
 
     def token_scores(self, logps: Logps) -> Tensor:
         """Contribution of each token to its response's score, (R, T) nats, with gradient; row sums are the scores."""
@@ -151,11 +197,18 @@ class RePO(Objective):
         elif self.uses_behavior:
             assert logps.behavior is not None
             later = policy - logps.behavior
-        weights = self.token_weights(logps.mask, logps.steps, policy.dtype, future=logps.future, units=logps.units)
-        tokens = logps.of_compared(tokens) + weights * later
+        continued = logps.continuations if self.estimator == "rollouts" else None
+        if continued is not None and len(continued.rows):
+            weights, of_paths = self._rollout_weights(logps, continued)
+            behind = (of_paths * (continued.policy - continued.behavior)).sum(dim=1)
+            tokens = logps.of_compared(tokens) + weights * later
+            # What is expected behind a token belongs to it.
+            tokens = tokens.index_put((continued.rows, continued.starts - 1), behind, accumulate=True)
+        else:
+            weights = self.token_weights(logps.mask, logps.steps, policy.dtype, future=logps.future, units=logps.units)
+            tokens = logps.of_compared(tokens) + weights * later
         if self.formulation == "released":
-            weighted = logps.steps if self.granularity == "step" else logps.units
-            tokens = tokens / _count(logps.compared, weighted).unsqueeze(1)
+            tokens = tokens / _count(logps.compared, self._weighted(logps.steps, logps.units)).unsqueeze(1)
         return self.beta * tokens
 
     @property
@@ -175,6 +228,12 @@ class RePO(Objective):
             likelihoods = self.sft_weight * logps.nll("mean")[pairs[:, 0]]
             losses = losses + (likelihoods if losses.dim() == 1 else likelihoods.unsqueeze(1))
         return Output(losses, scores=scores, rewards=scores.detach())
+
+
+def _unit_numbers(mask: Tensor, units: Tensor | None) -> Tensor:
+    """Number, from 0, of the unit of each token, (R, T) long; 0 off the mask. Tokens where none are given."""
+    numbers = mask.cumsum(dim=1) - 1 if units is None else units.long()
+    return numbers.masked_fill(~mask, 0)
 
 
 def _count(mask: Tensor, units: Tensor | None) -> Tensor:

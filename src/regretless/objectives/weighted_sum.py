@@ -84,6 +84,9 @@ class WeightedSum(Objective):
             for name, found in problems.items()
             if found
         ]
+        if {"top_logps", "continuations"} <= self.needs:
+            text = "one term needs top_logps and another continuations, and a step reads one of them; use one estimator"
+            errors.append(setting_error(("terms",), text, self.terms))
         if errors:
             raise ValidationError.from_exception_data(type(self).__name__, errors)
         return self

@@ -28,7 +28,7 @@ def repo_weights(
     harmonic numbers. A discount γ in [0, 1] weighs the l-th unit ahead by γ^l instead (arXiv:2606.09124, Theorem 5.4),
     so w_s = Σ_{l=1}^{s−1} γ^l (paper) or Σ_{l=0}^{s−1} γ^l (released).
 
-    cuts (R,), 1…length: only the windows of the units up to a cut count, so the units behind it are future alone.
+    cuts (R,), 0…length: only the windows of the units up to a cut count, so the units behind it are future alone.
 
     Computed in float64, then cast to `dtype`: early weights are differences of nearly equal harmonic numbers.
     Raises ValueError for a length outside 1…T.

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from regretless.core.continuations import Continuation
 from regretless.core.errors import ConfigError
 from regretless.core.files import atomic_path, fingerprint, read_json, write_json
 from regretless.core.progress import bar
 from regretless.core.regret_values import Counts
-from regretless.data.columns import Response, Verdict
+from regretless.data.columns import LogpsKind, Response, Verdict
 from regretless.data.prompts import PromptRow
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
@@ -69,6 +69,10 @@ class Continued:
     """Continuations without a verdict."""
     tokens: int
     """Of all of them, up to the limit."""
+    paths: tuple[Continuation, ...] = ()
+    """All of them, where they are kept; those without a verdict, too."""
+    logps_kind: LogpsKind | None = None
+    """Distribution that the log-probabilities of `paths` belong to."""
 
     def counts(self, half: int | None = None) -> Counts | None:
         """Counts of all, or of every second one (half 0 or 1); None if there are none."""
@@ -119,9 +123,12 @@ def draw(rounds: Sequence[Round], most_tokens: int, earlier: Sequence[Round] = (
 
 
 def label(
-    new: Round, most_tokens: int, verifier: VerifyConfig, tokenizer: PreTrainedTokenizerBase
+    new: Round, most_tokens: int, verifier: VerifyConfig, tokenizer: PreTrainedTokenizerBase, *, keep: bool = False
 ) -> dict[Context, Continued]:
-    """Verify the continuations of a round, and measure their KL(μ ‖ π_ref); by context."""
+    """Verify the continuations of a round, and measure their KL(μ ‖ π_ref); by context, with their tokens to `keep`.
+
+    Raises ConfigError for continuations to keep that have no log-probabilities.
+    """
     of_name = {context.name: context for context in new.contexts}
     if not (new.folder / VERIFIED).is_file():
         drawn, _ = read_responses(new.folder / DRAWN)
@@ -136,7 +143,24 @@ def label(
     grouped: dict[Context, list[tuple[Response, float | None]]] = {context: [] for context in new.contexts}
     for row, divergence in zip(rows, divergences, strict=True):
         grouped[of_name[row.prompt_id]].append((row, divergence))
-    return {context: _continued(of_context) for context, of_context in grouped.items()}
+    counted = {context: _continued(of_context) for context, of_context in grouped.items()}
+    if not keep:
+        return counted
+    return {context: replace(one, **_kept(context, grouped[context])) for context, one in counted.items()}
+
+
+def _kept(context: Context, rows: Iterable[tuple[Response, float | None]]) -> dict[str, Any]:
+    """`Continued.paths` of a context, and the kind of their log-probabilities."""
+    paths, kind = [], None
+    for row, _ in rows:
+        if row.logps is None or row.token_ids is None:
+            raise ConfigError(
+                f"rollout.keep_continuations: the engine {row.engine} gives no log-probabilities of what it continues, "
+                "which training on them needs; use one that does, or leave it out"
+            )
+        ids, logps, kind = np.array(row.token_ids, np.int32), np.array(row.logps, np.float32), row.logps_kind
+        paths.append(Continuation(len(context.written), ids, logps))
+    return {"paths": tuple(paths), "logps_kind": kind}
 
 
 def _whole(row: Response, context: Context, most_tokens: int, tokenizer: PreTrainedTokenizerBase) -> Response:
@@ -149,7 +173,7 @@ def _whole(row: Response, context: Context, most_tokens: int, tokenizer: PreTrai
         )
     room = most_tokens - len(context.written)
     if len(ids) > room or (len(ids) == room and row.finish_reason == "length"):
-        row = dataclasses.replace(
+        row = replace(
             row,
             finish_reason="length",
             token_ids=ids[:room],
@@ -162,7 +186,7 @@ def _whole(row: Response, context: Context, most_tokens: int, tokenizer: PreTrai
     if row.finish_reason != "stop_string":  # which ends a text within a token
         whole = [*context.written, *(row.token_ids or [])]
         text = tokenizer.decode(whole, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return dataclasses.replace(row, response=text, token_bytes=None)
+    return replace(row, response=text, token_bytes=None)
 
 
 def _divergences(new: Round, rows: Sequence[Response]) -> Sequence[float | None]:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, model_validator
 
+from regretless.core.continuations import packed
 from regretless.core.errors import ConfigError, DataError
 from regretless.core.intervals import Interval
 from regretless.core.regret_values import (
@@ -83,6 +84,9 @@ class RolloutConfig(Section):
     """Most correct responses to measure for each prompt, the first of the file; all by default."""
     max_wrong: int | None = Field(default=None, ge=0)
     """Most wrong responses to measure for each prompt, the first of the file; all by default."""
+    keep_continuations: bool = False
+    """Whether responses get the continuations that their writer drew behind their units (`continuations`), which
+    `estimator: rollouts` of repo trains on: 8 bytes for each token of them, in responses and pairs."""
     writers: list[ModelConfig] = Field(default=[])
     """Models that wrote the responses; by default those of `sample`, else the model. Each continues its own responses,
     drawn as they were."""
@@ -152,14 +156,18 @@ def run(
     tokenizer = _tokenizer(config, model)
     rounds = _rounds(config, subjects, model, output, config.k, "", lambda _: True)
     draw(rounds, config.max_tokens)
-    found = {one.policy.key: label(one, config.max_tokens, verifier, tokenizer) for one in rounds}
+
+    def labeled(one: Round) -> dict[Context, Continued]:
+        return label(one, config.max_tokens, verifier, tokenizer, keep=config.keep_continuations)
+
+    found = {one.policy.key: labeled(one) for one in rounds}
     measures = Measures(config, found)
     if config.most is not None and config.most > config.k:
         open_contexts = {context for subject in subjects for context in measures.open_contexts(subject)}
         more = _rounds(config, subjects, model, output, config.most, "-more", open_contexts.__contains__)
         draw(more, config.max_tokens, rounds)
         for one in more:
-            found[one.policy.key] |= label(one, config.max_tokens, verifier, tokenizer)
+            found[one.policy.key] |= labeled(one)
         rounds += more
         measures = Measures(config, found)
     kept = [subject for subject in subjects if measures.has_all(subject)]
@@ -169,6 +177,7 @@ def run(
     write_parquet(output / REGRET, pa.Table.from_pylist(table))
     columns = {
         one.measured.response.response_id: measures.columns(one)
+        | (measures.continuations(one) if config.keep_continuations else {})
         | {"unit_characters": unit_characters(one.measured, tokenizer)}
         for one in kept
     }
@@ -427,6 +436,21 @@ class Measures:
             "unit_right": [one.right for one in counts],
             "unit_continuations": [one.n for one in counts],
         }
+
+    def continuations(self, subject: Subject) -> dict[str, Any]:
+        """`Response.continuations`: the writer's, from each context that a unit ends in, s_1 to s_{T−1}.
+
+        Raises DataError for a response with other log-probabilities than those of its continuations.
+        """
+        response, contexts = subject.measured.response, subject.measured.contexts[1:]
+        drawn = [self._continued(subject.writer, context) for context in contexts]
+        if kinds := {one.logps_kind for one in drawn} - {response.logps_kind}:
+            raise DataError(
+                f"{response.origin}: its log-probabilities are {response.logps_kind}, and those of its continuations "
+                f"{kinds.pop()}; measure with the engine and the logprobs_mode that sampled it, or leave "
+                "rollout.keep_continuations out"
+            )
+        return {"continuations": packed(path for one in drawn for path in one.paths)}
 
 
 def _with_ends(name: str, value: float, interval: Interval) -> dict[str, float]:

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from regretless.core.continuations import Continuation
 from regretless.core.errors import DataError
 from regretless.core.top_logps import unpacked
-from regretless.data.columns import TOP
+from regretless.data.columns import CONTINUATIONS, TOP
 from regretless.data.tokenization import STEPS, UNITS, TokenizedSide
 from regretless.modeling.layout import Ids, Item, Layout
 from regretless.modeling.router_loss import DistinctTokens
@@ -22,7 +23,17 @@ from regretless.modeling.rows import RowKind, lay_out_rows
 from regretless.modeling.token_logps import TokenScores
 from regretless.objectives import Logps, Objective
 from regretless.objectives.base import NO_ROW
-from regretless.objectives.inputs import as_logps, lacks, of_data, padded, preferences, step_numbers, unit_numbers
+from regretless.objectives.continued import Continued
+from regretless.objectives.inputs import (
+    as_logps,
+    lacks,
+    later_steps,
+    of_data,
+    padded,
+    preferences,
+    step_numbers,
+    unit_numbers,
+)
 from regretless.objectives.listed import Listed
 from regretless.training.data import TrainingPair
 from regretless.training.packing import cut_rows
@@ -61,6 +72,9 @@ class PairBatch:
     """(R, T, K) log-probabilities (nats) under the behavior policy of the tokens that the layouts list, if they do."""
     preferences: Tensor | None = None
     """(P,) what an objective with `soft_labels` is called with."""
+    continued: Mapping[str, Tensor] | None = None
+    """Continuations of the responses, if the objective needs them: the fields of `Continued` by name, and in place of
+    the policy's log-probabilities `gather` (F, L), as above."""
     aux_weight: float = 1.0
     """Factor of the load-balancing loss beside the mean loss over pairs: this micro-batch's share of the step's counted
     tokens divided by its share of the step's pairs, because the step weights the sum of the two by the latter."""
@@ -88,10 +102,15 @@ class PairBatch:
         top = None
         if self.top is not None and scores.listed is not None:
             top = Listed(self.top, scores.listed[:, self.gather].movedim(0, -1))
+        continued = None
+        if self.continued is not None:
+            given = dict(self.continued)
+            continued = Continued(policy=scores.logps[given.pop("gather")], **given)
         return Logps(
             policy=scores.logps[self.gather],
             mask=self.mask,
             top_logps=top,
+            continuations=continued,
             reference_kl=None if scores.kl is None else scores.kl[self.gather],
             z_ref=z_ref,
             **as_logps(self.inputs),
@@ -108,6 +127,7 @@ class PairBatch:
             preferences=None if self.preferences is None else self.preferences.to(device),
             inputs={name: values.to(device, non_blocking=True) for name, values in self.inputs.items()},
             top=None if self.top is None else self.top.to(device, non_blocking=True),
+            continued=self.continued and {name: values.to(device) for name, values in self.continued.items()},
         )
 
 
@@ -145,14 +165,21 @@ def build_batch(
 
     # Rows for the model, and each response's indices among the tokens that they predict.
     items = [(prompt, side.ids) for prompt, side in responses]
+    drawn = [
+        (row, side, one, (prompt, ids))
+        for row, (prompt, side) in enumerate(responses)
+        if CONTINUATIONS in names
+        for one, ids in side.paths()
+    ]
+    computed = [*items, *(path for *_, path in drawn)]
     of_item: dict[Item, list[int]] = {}
-    for number, response in enumerate(items):
+    for number, response in enumerate(computed):
         of_item.setdefault(response, []).append(number)
     entries = [_entries(side) for _, side in responses] if TOP in names else []
     layouts: list[Layout] = []
     gather: dict[int, Tensor] = {}
     predicted = 0
-    for in_row in cut_rows(items, max_tokens, kind):
+    for in_row in cut_rows(computed, max_tokens, kind):
         layout, indices = lay_out_rows(in_row, kind)
         if distinct is not None:
             layout = replace(layout, counted=distinct.new(layout))
@@ -164,7 +191,8 @@ def build_batch(
         predicted += len(layout.targets)
 
     # What the objective reads besides the policy's scores.
-    inputs = {name: padded([torch.tensor(side.values[name]) for _, side in responses]) for name in names if name != TOP}
+    single = [name for name in names if name not in (TOP, CONTINUATIONS)]
+    inputs = {name: padded([torch.tensor(side.values[name]) for _, side in responses]) for name in single}
     if "reference" in needs:
         assert reference is not None
         inputs["reference"] = padded([torch.from_numpy(reference(response)) for response in items])
@@ -172,6 +200,11 @@ def build_batch(
         assert ends_step is not None
         inputs["steps"] = step_numbers([(side.ids, side.steps, side.units) for _, side in responses], ends_step)
     inputs |= unit_numbers([(side.own, side.units) for _, side in responses])
+
+    continued = None
+    if CONTINUATIONS in names:
+        steps = ends_step if "steps" in needs else None
+        continued = _continued(drawn, [gather[len(items) + number] for number in range(len(drawn))], steps)
 
     lengths = [len(side.own) for _, side in responses]
     return PairBatch(
@@ -182,6 +215,7 @@ def build_batch(
         preferences=preferences(objective, [item.pair.preference_probability for item in pairs]),
         inputs=inputs,
         top=padded([torch.from_numpy(each["logp"].copy()) for each in entries]) if entries else None,
+        continued=continued,
         token_counts=(
             sum(lengths[rows[0]] * (len(rows) - 1) for rows in numbers),
             sum(lengths[row] for rows in numbers for row in rows[1:]),
@@ -189,6 +223,31 @@ def build_batch(
         sources=tuple(item.pair.source for item in pairs),
         counted_tokens=sum(int(layout.counted.sum()) for layout in layouts if layout.counted is not None),
     )
+
+
+def _continued(
+    drawn: Sequence[tuple[int, TokenizedSide, Continuation, Item]],
+    gather: Sequence[Tensor],
+    ends_step: Callable[[int], bool] | None,
+) -> dict[str, Tensor]:
+    """`PairBatch.continued` of continuations: of each its row, side and path. gather: indices of the paths' tokens."""
+    lengths = [len(one.ids) for *_, one, _ in drawn]
+    fields = {
+        "gather": [index[-length:] for index, length in zip(gather, lengths, strict=True)],
+        "behavior": [torch.from_numpy(one.logps.copy()) for *_, one, _ in drawn],
+        "mask": [torch.ones(length, dtype=torch.bool) for length in lengths],
+    }
+    if ends_step is not None:
+        fields["steps"] = [
+            torch.tensor(later_steps(ids, one.start, len(one.ids), side.steps, ends_step))
+            for _, side, one, (_, ids) in drawn
+        ]
+    none = {"gather": torch.long, "steps": torch.long, "mask": torch.bool, "behavior": torch.float32}
+    return {
+        "rows": torch.tensor([row for row, *_ in drawn], dtype=torch.long),
+        "starts": torch.tensor([one.start for *_, one, _ in drawn], dtype=torch.long),
+        **{name: padded(rows) if rows else torch.zeros(0, 1, dtype=none[name]) for name, rows in fields.items()},
+    }
 
 
 def _entries(side: TokenizedSide) -> NDArray[np.void]:

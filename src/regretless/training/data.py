@@ -44,9 +44,11 @@ class TrainingPair:
         others = [pair.sides[1] for pair in self.more]
         return (*self.pair.sides, *others) if rejected else (self.pair.chosen,)
 
-    def items(self, *, rejected: bool) -> list[Item]:
-        """The (prompt, response) token pairs that a step computes for this pair."""
-        return [(self.pair.prompt_ids, side.ids) for side in self.sides(rejected=rejected)]
+    def items(self, *, rejected: bool, continued: bool = False) -> list[Item]:
+        """The (prompt, response) token pairs that a step computes for this pair; with those that continuations make."""
+        sides = self.sides(rejected=rejected)
+        paths = [ids for side in sides for _, ids in side.paths()] if continued else []
+        return [(self.pair.prompt_ids, ids) for ids in (*(side.ids for side in sides), *paths)]
 
     def mismatched_items(self) -> list[Item]:
         """The prompt with each response to another prompt."""
@@ -78,7 +80,7 @@ class PairDataset(Dataset[TrainingPair]):
         self.numbers = np.arange(len(self.table)) if numbers is None else numbers
         self._lists = Groups(self.table.chosen[self.numbers]) if lists else None
         self._first, self.tokens = self.numbers, self.table.tokens[self.numbers]
-        """(items,) number of the first pair; and tokens of the prompt and responses of its pairs together."""
+        """(items,) number of the first pair; and tokens of the prompt, responses and continuations of its pairs."""
         if self._lists is not None:
             starts = self._lists.bounds[:-1]
             self._first = self.numbers[self._lists.members[starts]]

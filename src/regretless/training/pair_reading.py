@@ -21,7 +21,7 @@ from regretless.core.terminal import print_note
 from regretless.core.text_cleaning import one_line
 from regretless.core.versions import versions
 from regretless.data.codec import codec_of
-from regretless.data.columns import TOP, Pair
+from regretless.data.columns import CONTINUATIONS, TOP, Pair
 from regretless.data.pair_source import PairSource
 from regretless.data.preferences import ROWS_AT_ONCE, pair_chunks
 from regretless.data.prompt_templates import PAIR_TEMPLATE, say_choice
@@ -34,6 +34,7 @@ from regretless.data.tokenization import (
     TokenizedPair,
     missing_values,
     said_of_units,
+    share_of_continuations,
     unit_counts,
 )
 from regretless.modeling.load import probe_ids
@@ -78,7 +79,7 @@ def pair_table(
     content = path_fingerprint(Path(source)) if is_here else getattr(opened, "_fingerprint", None)
     if content is None:
         table = reading.make(PairTable.temporary, opened, source)
-        reading.report(len(table))
+        reading.report(table)
         return table
     key = fingerprint([FORMAT, content, split, reading.settings(), versions()])
     folder = Path(args.pairs_cache_dir or args.cache_dir / "pairs") / key
@@ -90,7 +91,7 @@ def pair_table(
     table = PairTable.open(folder, source)
     if args.should_save:
         _copy(complete, reading.refused, source)
-        reading.report(len(table))
+        reading.report(table)
     return table
 
 
@@ -220,11 +221,15 @@ class _Reading:
         self.report()
         raise problem
 
-    def report(self, kept: int | None = None) -> None:
+    def report(self, table: PairTable | None = None) -> None:
         """Report rejected rows, on the process that saves; no empty file remains, and none of another process.
 
-        One by one where no table was made; else how many pairs are used, and the most common reasons.
+        One by one where no table was made; else how many pairs are used, and the most common reasons; and how much of
+        the work continuations are.
         """
+        kept = None if table is None else len(table)
+        if table is not None and CONTINUATIONS in self.names and self.args.should_save:
+            print_note(f"{self.name}: {share_of_continuations(int(table.continued.sum()), int(table.tokens.sum()))}")
         with self.refused.open(encoding="utf-8") as lines:
             rows = (Refusal(**json.loads(line)) for line in lines)
             first = list(islice(rows, REPORTED))
@@ -258,7 +263,7 @@ class _Reading:
                         self.tokenizer,
                         self.args,
                         need_logps=bool(set(self.names) - set(self.objective.missing)),
-                        keep_future=FUTURE in self.names,
+                        keep=self.names,
                         first=done + 1,
                     )
                     refused = part.refused
@@ -324,12 +329,18 @@ class _Reading:
 
 def _wanted(name: str) -> str:
     named = {"behavior": "the behavior policy's token log-probabilities", TOP: "the behavior policy's top_logps"}
+    named[CONTINUATIONS] = "the behavior policy's continuations"
     return named.get(name, f"token_numbers.{name}")
 
 
 def _remedy(name: str, objective: Objective) -> str:
     if name == TOP:
         return "Sample with top_logps=20, for chosen_top_logps and rejected_top_logps, or set estimator=sampled"
+    if name == CONTINUATIONS:
+        return (
+            "Run rollout with keep_continuations=true before pair, on all responses (max_correct and max_wrong leave "
+            "some out), or set estimator=sampled; pair.rescore and another kind of pair.logps drop them"
+        )
     if name != "behavior":
         expected = (
             f"Expected chosen_token_numbers and rejected_token_numbers with a list `{name}`, one number per token"

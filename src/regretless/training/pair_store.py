@@ -28,7 +28,7 @@ FORMAT = 10
 
 
 class PairTable:
-    """Tokenized pairs by index. In memory are each pair's offset, lengths and two hashes: 36 bytes per pair."""
+    """Tokenized pairs by index. In memory are each pair's offset, lengths and two hashes: 40 bytes per pair."""
 
     def __init__(
         self, records: BinaryIO, index: dict[str, NDArray[Any]], key: str | None = None, source: str | None = None
@@ -40,11 +40,13 @@ class PairTable:
         self._records, self.key, self._source = records, key, source
         self._starts: NDArray[np.int64] = index["starts"]
         self.tokens: NDArray[np.int32] = index["tokens"]
-        """(pairs,) tokens of prompt and responses together."""
+        """(pairs,) tokens of prompt, responses and their continuations together."""
+        self.continued: NDArray[np.int32] = index["continued"]
+        """(pairs,) tokens of the continuations."""
         self.prompt_tokens: NDArray[np.int32] = index["prompt_tokens"]
         """(pairs,) tokens of the prompt."""
         self.response_tokens: NDArray[np.int32] = index["response_tokens"]
-        """(pairs,) tokens of the longer response."""
+        """(pairs,) tokens of the longer response, or of the longest that a continuation makes."""
         self.prompts: NDArray[np.uint64] = index["prompts"]
         """(pairs,) hash of the prompt's tokens."""
         self.chosen: NDArray[np.uint64] = index["chosen"]
@@ -98,21 +100,22 @@ class PairTable:
 
 def _pack_all(pairs: Iterable[TokenizedPair], handle: BinaryIO) -> dict[str, NDArray[Any]]:
     starts, prompts, chosen = array("q", [0]), array("Q"), array("Q")
-    tokens, prompt_tokens, response_tokens = array("i"), array("i"), array("i")
+    tokens, continued, prompt_tokens, response_tokens = array("i"), array("i"), array("i"), array("i")
     for pair in pairs:
         data = _pack(pair)
         handle.write(data)
         starts.append(starts[-1] + len(data))
-        lengths = [len(side.ids) for side in pair.sides]
-        tokens.append(len(pair.prompt_ids) + sum(lengths))
+        continued.append(sum(side.continued for side in pair.sides))
+        tokens.append(len(pair.prompt_ids) + sum(len(side.ids) for side in pair.sides) + continued[-1])
         prompt_tokens.append(len(pair.prompt_ids))
-        response_tokens.append(max(lengths))
+        response_tokens.append(max(side.longest for side in pair.sides))
         prompts.append(prompt_hash(pair.prompt_ids))
         # Without its rejected side and what names the row: equal for pairs of one prompt and chosen response.
         chosen.append(xxhash.xxh3_64_intdigest(_pack(_chosen_alone(pair))))
     return {
         "starts": np.array(starts, np.int64),
         "tokens": np.array(tokens, np.int32),
+        "continued": np.array(continued, np.int32),
         "prompt_tokens": np.array(prompt_tokens, np.int32),
         "response_tokens": np.array(response_tokens, np.int32),
         "prompts": np.array(prompts, np.uint64),
@@ -130,18 +133,25 @@ def prompt_hash(prompt: Ids) -> int:
 
 
 def _pack(pair: TokenizedPair) -> bytes:
-    """Lengths, the ids, the values and the lists of each token, and the rest as JSON with the names of those values."""
+    """Lengths, ids, values, lists and continuations, and the rest as JSON with the names of those values."""
     sides = pair.sides
     head = np.array([len(pair.prompt_ids), len(sides), *(len(side.ids) for side in sides)], np.int32)
     ids = np.array([*pair.prompt_ids, *chain.from_iterable(side.ids for side in sides)], np.int32)
     values = np.array(list(chain.from_iterable(row for side in sides for row in side.values.values())), np.float32)
-    names = [[list(side.values), len(side.top or b"")] for side in sides]
-    tops = b"".join(side.top or b"" for side in sides)
+    packed = [(side.top or b"", side.continuations or b"") for side in sides]
+    names = [[list(side.values), *map(len, of_side)] for side, of_side in zip(sides, packed, strict=True)]
     of_earlier_file = pair.row is not None and pair.row.source_row is not None
     of_pair = [pair.pair_id, pair.source, pair.kind, pair.logps_dropped, pair.topic, pair.preference_probability]
     rest = [*of_pair, names, of_earlier_file]
     text = clean_text(json.dumps(rest, ensure_ascii=False)).encode()
-    return head.tobytes() + ids.tobytes() + values.tobytes() + tops + text + np.int32(len(text)).tobytes()
+    return (
+        head.tobytes()
+        + ids.tobytes()
+        + values.tobytes()
+        + b"".join(chain(*packed))
+        + text
+        + np.int32(len(text)).tobytes()
+    )
 
 
 def _unpack(data: bytes) -> tuple[TokenizedPair, bool]:
@@ -154,19 +164,19 @@ def _unpack(data: bytes) -> tuple[TokenizedPair, bool]:
         offset += 4 * count
         return tuple(values)
 
-    size = int(np.frombuffer(data[-4:], np.int32)[0])
-    pair_id, source, kind, dropped, topic, probability, names, of_earlier_file = json.loads(data[-4 - size : -4])
+    of_rest = int(np.frombuffer(data[-4:], np.int32)[0])
+    pair_id, source, kind, dropped, topic, probability, names, of_earlier_file = json.loads(data[-4 - of_rest : -4])
     prompt, count = take(2)
     lengths = take(count)
     prompt_ids, *ids = [take(length) for length in (prompt, *lengths)]
     sides = [
         TokenizedSide(response, {name: take(len(own_ids(response)), np.float32) for name in names_of_side})
-        for response, (names_of_side, _) in zip(ids, names, strict=True)
+        for response, (names_of_side, *_) in zip(ids, names, strict=True)
     ]
-    for number, (_, of_top) in enumerate(names):
-        if of_top:
-            sides[number] = replace(sides[number], top=data[offset : offset + of_top])
-            offset += of_top
+    for number, (_, of_top, of_continuations) in enumerate(names):
+        middle, end = offset + of_top, offset + of_top + of_continuations
+        sides[number] = replace(sides[number], top=data[offset:middle] or None, continuations=data[middle:end] or None)
+        offset = end
     pair = TokenizedPair(
         pair_id=pair_id,
         prompt_ids=prompt_ids,

@@ -25,6 +25,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from regretless.core.errors import ConfigError, NonFiniteLossError, reject
 from regretless.core.files import read_json
 from regretless.data.codec import codec_of
+from regretless.data.columns import CONTINUATIONS
 from regretless.modeling.forward import causal_model, check_ids, in_rows, response_scores
 from regretless.modeling.layout import Item, Layout, token_count
 from regretless.modeling.quantization import write_quantization
@@ -329,6 +330,11 @@ class PreferenceTrainer(HookedTrainer):
         """True if the weights are sharded over the processes by now; FSDP2 changes the model itself, FSDP1 wraps it."""
         return self.is_fsdp_enabled and (self.model_wrapped is not self.model or isinstance(self.model, FSDPModule))
 
+    @property
+    def _computed(self) -> dict[str, bool]:
+        """Which (prompt, response) token pairs a step computes for a pair, for `TrainingPair.items`."""
+        return {"rejected": self._needs_rejected, "continued": CONTINUATIONS in self.objective.required}
+
     # --- training ----------------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
@@ -478,7 +484,7 @@ class PreferenceTrainer(HookedTrainer):
             self._sequence_is_checked = True
 
     def _count_tokens(self, pairs: Sequence[TrainingPair], batches: Sequence[PairBatch]) -> None:
-        items = [item for pair in pairs for item in pair.items(rejected=self._needs_rejected)]
+        items = [item for pair in pairs for item in pair.items(**self._computed)]
         computed = sum(batch.tokens for batch in batches)
         if self._rows == "plain" and items:
             note_plain_rows(self.model, computed, items)
@@ -500,7 +506,7 @@ class PreferenceTrainer(HookedTrainer):
     ) -> tuple[list[tuple[PairBatch, float]], DummyPasses]:
         """Micro-batches, each with the weight of its mean loss, and passes to make besides them (`step.weighed`)."""
         used = pairs or [self.train_dataset[0]]
-        items = [pair.items(rejected=self._needs_rejected) for pair in used]
+        items = [pair.items(**self._computed) for pair in used]
         distinct = DistinctTokens()
         batches = [
             self._batch([used[index] for index in row], distinct)
@@ -745,7 +751,7 @@ class PreferenceTrainer(HookedTrainer):
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Multiply-adds of a training step, 6 per parameter and token that is not padding."""
-        items = [item for pair in inputs for item in pair.items(rejected=self._needs_rejected)]
+        items = [item for pair in inputs for item in pair.items(**self._computed)]
         plain = sum(map(row_length, set(sequences(items).values())))
         return (
             6

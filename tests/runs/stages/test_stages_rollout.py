@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from regretless.core.continuations import continued_tokens
 from regretless.core.files import read_json
+from regretless.data.preferences import read_pairs
 from regretless.data.responses import read_responses
 from regretless.runs.pipeline import run_recipe
 from regretless.runs.planning.plan import make_plan
+from regretless.runs.preflight import recipe_problems
 from small_runs import small
 
 SETTINGS = [
@@ -38,6 +42,39 @@ def test_rollout_in_a_run_when_planned_then_it_draws_as_many_continuations_and_n
     responses, refused = read_responses(folder / "rollout" / "responses.parquet")
     assert not refused and len(responses) == len(read_responses(folder / "verify" / "responses.parquet")[0])
     assert {row.response_id for row in responses if row.regret is not None} == measured
+
+
+@pytest.mark.slow
+def test_training_on_continuations_in_a_run_when_they_are_kept_then_it_is_told_what_they_cost(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = [
+        "rollout.k=2",
+        "rollout.max_tokens=16",
+        "rollout.alphas=[1.0]",
+        "rollout.at=tokens",
+        "rollout.positions=[0.5]",
+    ]
+    chosen = ["train.objective=repo", "train.methods.repo.estimator=rollouts"]
+    recipe = small(folder, *measured, "rollout.keep_continuations=true", *chosen)
+    assert not recipe_problems(recipe)
+    done = run_recipe(recipe, only=["rollout", "pair", "inspect", "train"])
+    assert all(done.outcomes[name].ran for name in ("rollout", "pair", "train/repo"))
+    pairs, _ = read_pairs(folder / "pair" / "pairs.parquet")
+    kept = [side.continuations for pair in pairs for side in pair.sides.values()]
+    assert all(data is not None for data in kept) and sum(map(continued_tokens, kept)) > 100
+    found = read_json(folder / "inspect" / "inspect.json")
+    assert found["tokens"]["continued"] > 100 and any(note.startswith("continuations are") for note in found["notes"])
+    assert "continuations are" in " ".join(capsys.readouterr().err.split())
+    lines = [
+        line for line in read_json(folder / "train" / "repo" / "trainer_state.json")["log_history"] if "loss" in line
+    ]
+    assert lines and all(math.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in lines)
+    # The responses alone would be fewer tokens.
+    responses = sum(len(side.token_ids or ()) for pair in pairs for side in pair.sides.values())
+    assert lines[-1]["num_tokens"] > 2 * responses
+    (problem,) = recipe_problems(small(folder, *measured, *chosen))
+    assert problem.startswith("train.methods.repo.estimator: rollouts reads the writers' continuations")
 
 
 @pytest.mark.slow

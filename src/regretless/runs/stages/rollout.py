@@ -62,13 +62,10 @@ class Rollout(Stage["RolloutConfig"]):
         """A few continuations by the models that wrote the miniature's responses."""
         if section is None or not has_data(recipe):
             return None
-        few: dict[str, Any] = {
-            "k": 2,
-            "most": None,
-            "max_tokens": MINIATURE["max_new_tokens"],
-            "max_correct": 1,
-            "max_wrong": 1,
-        }
+        # A method that is trained on continuations needs those of all responses.
+        most = None if section.get("keep_continuations") else 1
+        few: dict[str, Any] = {"k": 2, "most": None, "max_tokens": MINIATURE["max_new_tokens"]}
+        few |= {"max_correct": most, "max_wrong": most}
         few |= {"batch_size": MINIATURE["batch_size"], "column": None, "writers": []}
         return {**section, **few, "engine": "transformers", "server": None, "vllm": None}
 

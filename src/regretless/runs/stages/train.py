@@ -162,19 +162,32 @@ class Train(Training["TrainConfig"]):
 def _not_in_data(config: TrainConfig, objective: str, recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Settings of a method that read what this run's stages do not write, with the reason."""
     from regretless.labeling.pairing_rules import RULES
+    from regretless.objectives import build
 
-    values = config.values_for(objective)
-    if values.get("soft_labels") and recipe.pair is not None and RULES.find(recipe.pair.rule).probability is None:
+    try:
+        reads = build(objective, **config.split_for(objective)[0])
+    except ConfigError:  # `check` has reported it
+        return
+    if reads.soft_labels and recipe.pair is not None and RULES.find(recipe.pair.rule).probability is None:
         yield (
             "soft_labels",
             f"it reads preference_probability, which pair.rule={recipe.pair.rule} does not write; leave it out, or set "
             "pair.rule to regret or response_regret",
         )
-    if values.get("estimator") == "topk" and recipe.sample is not None and not recipe.sample.top_logps:
+    if "top_logps" in reads.required and recipe.sample is not None and not recipe.sample.top_logps:
         yield (
             "estimator",
             "topk reads the writer's most likely tokens, and sample records none; set sample.top_logps, for example to "
             "20, or leave it out",
+        )
+    # Responses and pairs from elsewhere may have continuations.
+    makes_pairs = recipe.rollout is not None or (recipe.responses is None and recipe.pair is not None)
+    keeps = recipe.rollout is not None and recipe.rollout.keep_continuations
+    if "continuations" in reads.required and makes_pairs and not keeps:
+        yield (
+            "estimator",
+            "rollouts reads the writers' continuations, and no stage of the recipe keeps them; set "
+            "rollout.keep_continuations=true (section rollout, between verify and pair), or estimator=sampled",
         )
 
 
