@@ -283,6 +283,7 @@ def test_repo_when_its_pairs_were_sampled_with_another_tokenizer_then_its_loss_i
     items = [item for one in tokenized for item in one.items]
     start = load_model(config)
     reference = dict(zip(items, [row.astype(float) for row in score_responses(start, items)], strict=True))
+    assert unit_counts(originals)["longer"] > 0
     expected = [loss_by_hand(one, reference, reference) for one in originals]
     found = at_start(objective, originals, reference, lambda token: False)  # type: ignore[arg-type]
     assert found["loss"] == pytest.approx(sum(expected) / len(expected), rel=1e-10)

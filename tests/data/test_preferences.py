@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from regretless.core.continuations import Continuation, packed
 from regretless.core.errors import DataError
 from regretless.core.top_logps import packed_top
 from regretless.data import rows
@@ -346,6 +347,7 @@ def test_pairs_when_written_then_every_field_is_read_back_equal(suffix: str, tmp
             "top_logps": packed_top([[(ids[0], -0.5)], [(ids[1], -0.25)], [(2, 0.0)]]),
             "top_logps_kind": "raw",
         }
+        per_token |= {"token_bytes": [1, 0, 0], "continuations": packed([Continuation(1, np.array([2]), np.zeros(1))])}
         others: dict[str, Any] = {"model": "m", "complete": False, "cut_at": 2, "stopped": False, "score": 1.5}
         others |= {"step_ends": [1, 3], "step_labels": [1, None]}
         return Side(text=assistant(text), id=text, token_ids=ids, **others, **per_token)
