@@ -172,7 +172,7 @@ def _not_in_data(config: TrainConfig, objective: str, recipe: Recipe) -> Iterato
         yield (
             "soft_labels",
             f"it reads preference_probability, which pair.rule={recipe.pair.rule} does not write; leave it out, or set "
-            "pair.rule to regret or response_regret",
+            "pair.rule to one that does, such as regret",
         )
     if "top_logps" in reads.required and recipe.sample is not None and not recipe.sample.top_logps:
         yield (
