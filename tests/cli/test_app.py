@@ -481,8 +481,9 @@ def test_completion_when_asked_for_then_it_knows_commands_objectives_and_package
     assert completed("train", "learning_r") == ["learning_rate="]
     assert completed("run", "quickstart", "train.learning_r") == ["train.learning_rate="]
     # One word in zsh and fish, three in bash.
-    assert completed("train", "objective=rep") == ["objective=repo", "objective=repo_det"]
-    assert completed("run", "quickstart", "seed=1", "train.objective", "=", "rep") == ["repo", "repo_det"]
+    names = ["repo", "repo_det", "repo_unpaired", "repo_listwise"]
+    assert completed("train", "objective=rep") == [f"objective={name}" for name in names]
+    assert completed("run", "quickstart", "seed=1", "train.objective", "=", "rep") == names
     assert completed("sample", "max_new_tokens", "=") == [""]
     assert completed("study", "table1-chat", "train.objective=") == [""]
 
