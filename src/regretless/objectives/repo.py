@@ -29,6 +29,13 @@ EPSILON: dict[Formulation, float | None] = {"paper": None, "released": 1e-9}
 """Added to the probabilities of tokens that are not listed."""
 NEEDS = {"sampled": {"behavior"}, "topk": {"top_logps"}, "rollouts": {"behavior", "continuations"}}
 """What each estimator reads of the behavior policy."""
+SCORE = (
+    "score = β Σ_s [ (1 + w_s) π_s − c r_s − w_s m_s ] (formulation=paper; released: divided by T)\n"
+    "w_s = H_{T−1} − H_{T−s} (formulation=paper), H_T − H_{T−s} (released)\n"
+    "estimator=topk: −KL(m ‖ π) of the token at s, by the most likely ones, for π_s − m_s behind w_s\n"
+    "estimator=rollouts: Σ w (π − m) as the mean over continuations of each unit's next context that has some\n"
+)
+"""Of `formula`, what RePO's relatives have in common."""
 
 
 class RePO(Objective):
@@ -43,13 +50,7 @@ class RePO(Objective):
     name: ClassVar[str] = "repo"
     title: ClassVar[str] = "RePO: regret-based preference optimization"
     paper: ClassVar[str] = "arXiv:2606.09124"
-    formula: ClassVar[str] = (
-        "score = β Σ_s [ (1 + w_s) π_s − c r_s − w_s m_s ] (formulation=paper; released: divided by T)\n"
-        "w_s = H_{T−1} − H_{T−s} (formulation=paper), H_T − H_{T−s} (released)\n"
-        "estimator=topk: −KL(m ‖ π) of the token at s, by the most likely ones, for π_s − m_s behind w_s\n"
-        "estimator=rollouts: Σ w (π − m) as the mean over continuations of each unit's next context that has some\n"
-        "loss = −log σ(score⁺ − λ score⁻) + sft_weight · mean_s(−π_s⁺)"
-    )
+    formula: ClassVar[str] = SCORE + "loss = −log σ(score⁺ − λ score⁻) + sft_weight · mean_s(−π_s⁺)"
     token_value: ClassVar[Literal["reward", "regret", "det"]] = "regret"
     uses_behavior: ClassVar[bool] = True
 

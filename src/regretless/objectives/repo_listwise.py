@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regretless.objectives.base import NO_ROW
-from regretless.objectives.repo import RePO
+from regretless.objectives.repo import SCORE, RePO
 
 
 class RePOListwise(RePO):
@@ -22,10 +22,7 @@ class RePOListwise(RePO):
     name: ClassVar[str] = "repo_listwise"
     title: ClassVar[str] = "Listwise RePO: regret-based preference optimization over all responses to a prompt"
     formula: ClassVar[str] = (
-        "score = β Σ_s [ (1 + w_s) π_s − c r_s − w_s m_s ] (formulation=paper; released: divided by T)\n"
-        "w_s = H_{T−1} − H_{T−s} (formulation=paper), H_T − H_{T−s} (released)\n"
-        "estimator=topk: −KL(m ‖ π) of the token at s, by the most likely ones, for π_s − m_s behind w_s\n"
-        "loss = −log [ e^score⁺ / (e^score⁺ + Σ_j e^(λ score_j⁻)) ] + sft_weight · mean_s(−π_s⁺)"
+        f"{SCORE}loss = −log [ e^score⁺ / (e^score⁺ + Σ_j e^(λ score_j⁻)) ] + sft_weight · mean_s(−π_s⁺)"
     )
     lists: ClassVar[bool] = True
     refuses: ClassVar[Mapping[str, str]] = {

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from regretless.objectives.base import SINGLE_LOSSES, Positive
-from regretless.objectives.repo import RePO
+from regretless.objectives.repo import SCORE, RePO
 from regretless.objectives.weights import Formulation
 
 CONSTANT: dict[Formulation, float] = {"paper": 0.0, "released": 1.0}
@@ -26,10 +26,7 @@ class RePOUnpaired(RePO):
     name: ClassVar[str] = "repo_unpaired"
     title: ClassVar[str] = "Unpaired RePO: regret-based preference optimization of single responses"
     formula: ClassVar[str] = (
-        "score = β Σ_s [ (1 + w_s) π_s − c r_s − w_s m_s ] (formulation=paper; released: divided by T)\n"
-        "w_s = H_{T−1} − H_{T−s} (formulation=paper), H_T − H_{T−s} (released)\n"
-        "estimator=topk: −KL(m ‖ π) of the token at s, by the most likely ones, for π_s − m_s behind w_s\n"
-        "loss = mean of −log σ(score⁺) over chosen and −log σ(−score⁻) over rejected (released: plus 1) "
+        f"{SCORE}loss = mean of −log σ(score⁺) over chosen and −log σ(−score⁻) over rejected (released: plus 1) "
         "+ sft_weight · mean_s(−π_s⁺)"
     )
     refuses: ClassVar[Mapping[str, str]] = {"soft_labels": SINGLE_LOSSES}
