@@ -254,7 +254,8 @@ def test_repo_when_its_pairs_were_sampled_with_another_tokenizer_then_its_loss_i
     folder = str(shared / "data/tokenizers/mistral-v1")
     config = ModelConfig(architecture=smoke_architecture("qwen3", 32000), tokenizer=folder)
     theirs, tokenizer = load_tokenizer(ModelConfig(name_or_path=str(model))), load_tokenizer(config)
-    objective = build("repo")
+    beta = 0.003  # the score of an untrained policy has hundreds of nats: with more, every loss would be 0
+    objective = build("repo", beta=beta)
     tokenized, refused = tokenize_pairs(pairs, tokenizer, max_length=None, max_prompt_length=None)
     assert not refused and missing_values(tokenized) == {}
     counts = unit_counts(tokenized)
@@ -276,7 +277,7 @@ def test_repo_when_its_pairs_were_sampled_with_another_tokenizer_then_its_loss_i
             scores.append(
                 score_by_hand(policy[item], reference[item], tokenizer, one.prompt_ids, tokens.ids, row, theirs)
             )
-        return math.log1p(math.exp(float(scores[1] - scores[0])))
+        return math.log1p(math.exp(beta * float(scores[1] - scores[0])))
 
     # The loss at the start, in float64.
     originals = [one for one in tokenized if one.kind == "original"]
@@ -286,15 +287,15 @@ def test_repo_when_its_pairs_were_sampled_with_another_tokenizer_then_its_loss_i
     assert unit_counts(originals)["longer"] > 0
     expected = [loss_by_hand(one, reference, reference) for one in originals]
     found = at_start(objective, originals, reference, lambda token: False)  # type: ignore[arg-type]
-    assert found["loss"] == pytest.approx(sum(expected) / len(expected), rel=1e-10)
+    assert found["loss"] == pytest.approx(sum(expected) / len(expected), rel=1e-10) and min(expected) > 0.1
 
     # What is said of them; none is scored again by its writer, whose tokens are others.
     (tmp_path / "inspect").mkdir()
     asked = inspect.InspectConfig(rescore=True)
-    inspect.run(asked, tmp_path / "pairs.parquet", config, tmp_path / "inspect", {"repo": {}, "dpo": {}})
+    inspect.run(asked, tmp_path / "pairs.parquet", config, tmp_path / "inspect", {"repo": {"beta": beta}, "dpo": {}})
     told = read_json(tmp_path / "inspect" / "inspect.json")
     assert told["data"]["by_units"] == unit_counts(originals) and told["data"]["without_behavior_logps"] == {}
-    assert told["objectives"]["repo β=1"]["loss"] == pytest.approx(found["loss"], rel=1e-6)
+    assert told["objectives"]["repo β=0.003"]["loss"] == pytest.approx(found["loss"], rel=1e-6)
     distinct = {one.chosen.ids: len(set(one.chosen.units or ())) for one in originals}
     assert told["behavior_minus_reference"]["chosen"]["tokens"] == sum(distinct.values())
     assert told["stored_minus_rescored"] == {} and any("longer than one token" in note for note in told["notes"])
@@ -311,7 +312,7 @@ def test_repo_when_its_pairs_were_sampled_with_another_tokenizer_then_its_loss_i
 
     with pytest.raises(DataError, match=r"dpo needs the behavior .* 4 of 4 pairs have none: chosen: made with"):
         trainer_of("dpo", reference="behavior")
-    trainer = trainer_of("repo")
+    trainer = trainer_of("repo", beta=beta)
     share = f"{100 * unit_counts(originals)['longer'] / unit_counts(originals)['units']:.1f} %"
     said = " ".join(capsys.readouterr().err.split())
     assert "4 of 4 pairs have responses by a model with another tokenizer" in said and f"{share} of the units" in said
