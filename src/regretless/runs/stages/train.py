@@ -130,8 +130,7 @@ class Train(Training["TrainConfig"]):
     def problems(self, config: TrainConfig, machine: Machine) -> None:
         """Problems of every method's arguments, and of the run's data for it."""
         self.check(self.name, config, machine)
-        if machine.is_done(self.name):
-            return
+        # Also of a finished training: its stages before may run again with other settings.
         for objective in config.objectives:
             for key, problem in _not_in_data(config, objective, machine.recipe):
                 machine.add(f"{self.name}.{config.key_of(objective, key)}", problem)
