@@ -146,8 +146,7 @@ def load_model(
                 weight.data = weight.data.clone()
     if for_training:
         return model.train()
-    if is_slow_here(model.dtype):
-        _say_slow(model.dtype)
+    say_if_slow(model.dtype, "set the model's dtype to float32, which takes twice the memory")
     # Quantized weights were put onto the device while they were read.
     return (model if getattr(model, "is_quantized", False) else model.to(best_device())).eval()
 
@@ -267,11 +266,17 @@ def is_slow_here(dtype: torch.dtype) -> bool:
     return has_instructions is not None and best_device().type == "cpu" and not has_instructions()
 
 
+def say_if_slow(dtype: torch.dtype, advice: str) -> None:
+    """Print once that a type is slow on this CPU (`is_slow_here`), and the advice."""
+    if is_slow_here(dtype):
+        _say_slow(dtype, advice)
+
+
 @functools.cache
-def _say_slow(dtype: torch.dtype) -> None:
+def _say_slow(dtype: torch.dtype, advice: str) -> None:
     print_note(
         f"note: this CPU has no instructions for {str(dtype).removeprefix('torch.')} and computes it several times as "
-        "slowly as float32: set the model's dtype to float32, which takes twice the memory"
+        f"slowly as float32: {advice}"
     )
 
 

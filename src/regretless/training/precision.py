@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regretless.core.terminal import print_note
 from regretless.modeling.forward import causal_model
-from regretless.modeling.load import is_slow_here
+from regretless.modeling.load import say_if_slow
 from regretless.training.arguments import PreferenceConfig
 
 HALF = (torch.bfloat16, torch.float16)
@@ -36,11 +36,8 @@ def fit_trained_weights(model: nn.Module, args: PreferenceConfig, *, as_loaded: 
             print_note(
                 "note: the weights are trained and computed with in float32; with bf16=True they compute in bfloat16"
             )
-    if args.bf16 and is_slow_here(torch.bfloat16):
-        print_note(
-            "note: this CPU has no instructions for bfloat16 and computes it several times as slowly as float32: leave "
-            "out bf16"
-        )
+    if args.bf16:
+        say_if_slow(torch.bfloat16, "leave out bf16")
     half = [weight for weight in model.parameters() if weight.requires_grad and weight.dtype in HALF]
     if half and not keeps_small_updates(args):
         lost = share_lost(half, args.learning_rate)
