@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from forked import PRELOAD
+from regretless.workflow.children import Children
 from tiny_model import save_tiny_model
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -36,9 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt what was imported from garbage collection, which would go through all of it again and again."""
+    """Exempt what was imported from garbage collection, which would go through all of it again and again.
+
+    A process of pytest-xdist, which has many tests to come, also lets the process that others are forked from import.
+    """
     gc.collect()
     gc.freeze()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        Children(PRELOAD).import_ahead()
 
 
 @pytest.fixture(scope="session")

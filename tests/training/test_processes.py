@@ -23,6 +23,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from forked import together
 from regretless.cli import app
 from regretless.core.errors import ConfigError, DataError, NonFiniteLossError, RegretlessError
 from regretless.core.files import read_json, write_json
@@ -141,19 +142,19 @@ def test_model_when_trained_by_one_process_by_two_or_by_a_launchers_two_then_it_
     with pytest.raises(SystemExit, match="0"):
         app.main(["train", "--config", str(one), "processes=2"])
     assert "train/dpo: unchanged, skipped" in capsys.readouterr().err
-    said = launch(*TORCHRUN, "-m", "regretless", "train", "--config", str(one))
-    assert "train/dpo: unchanged, skipped" in said
+    assert "train/dpo: unchanged, skipped" in together(2, app.main, ["train", "--config", str(one)])
 
 
 @pytest.mark.slow
 def test_recipe_when_two_processes_compute_each_row_together_then_the_model_is_that_of_one(
     recipe: Callable[..., Path], tmp_path: Path
 ) -> None:
-    together = recipe("together", processes=2, sequence_parallel_size=2)
+    shared = recipe("shared", processes=2, sequence_parallel_size=2)
     run(recipe("one"))
-    run(together)
-    assert_same(tmp_path / "together", tmp_path / "one")
-    assert not run(together, "train.sequence_parallel_size=1").outcomes["train/dpo"].ran
+    run(shared, only=("pairs",))
+    together(2, app.main, ["train", "--config", str(shared)])
+    assert_same(tmp_path / "shared", tmp_path / "one")
+    assert not run(shared, "train.sequence_parallel_size=1").outcomes["train/dpo"].ran
 
 
 @pytest.mark.slow
