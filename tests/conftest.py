@@ -20,8 +20,11 @@ from tiny_model import save_tiny_model
 PROJECT = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).with_name("golden.txt")
 """Every message that tests check by key and code, to be read as a whole."""
-TOGETHER = {"test_side_by_side", "test_token_numbers", "test_study", "test_package"}
-"""Files whose tests share a run that takes long to make: one process of pytest-xdist makes it once for all of them."""
+TOGETHER = {
+    *("test_side_by_side", "test_stages_rounds", "test_token_numbers", "test_study", "test_package", "test_real_data"),
+    *("test_report_accessibility", "test_explorer_browser"),
+}
+"""Files whose tests share what takes long to make: one process of pytest-xdist makes it once for all of them."""
 
 
 def pytest_configure() -> None:

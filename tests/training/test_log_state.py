@@ -29,7 +29,7 @@ from run_contents import contents, differences
 from single_unit import do_unit
 
 STEPS = 8
-EVERY_WRITE = int(os.environ.get("REGRETLESS_EVERY_WRITE", "20"))
+EVERY_WRITE = int(os.environ.get("REGRETLESS_EVERY_WRITE", "10"))
 # Checkpoints, log lines, evaluations and epochs (of 5 steps) fall on different steps; the last step ends no epoch.
 # By epochs, an epoch has 3 steps.
 BY_STEPS = {
@@ -134,13 +134,14 @@ def test_training_when_killed_between_writes_then_weights_log_and_summary_are_th
     """Pairs, references, checkpoints half written, old ones half deleted, the model half published."""
     assert run(folder, BY_STEPS) == 0
     expected = ended(folder)
+    # Each goes on where the one before was killed, and is killed later: from one checkpoint to the next is many writes.
     for number in itertools.count(0, EVERY_WRITE):
         killed = run(folder, BY_STEPS, AtWrite(folder, number))
-        assert run(folder, BY_STEPS) == 0
-        assert not differences(expected, ended(folder)), f"killed before write {number}"
         if killed == 0:
             break
-    assert number > 60
+        assert killed == -signal.SIGKILL
+    assert number > 40
+    assert not differences(expected, ended(folder))
 
 
 def test_means_when_sums_are_infinite_of_both_signs_then_their_mean_is_no_number_and_others_stay() -> None:
