@@ -27,6 +27,9 @@ TOGETHER = {
 """Files whose tests share what takes long to make: one process of pytest-xdist makes it once for all of them."""
 
 
+MANY = 1000
+
+
 def pytest_configure() -> None:
     """Let tests press Ctrl-C: a suite that a shell starts in the background would pass on that it is ignored."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -40,14 +43,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Exempt what was imported from garbage collection, which would go through all of it again and again.
 
-    A process of pytest-xdist, which has many tests to come, also lets the process that others are forked from import.
+    Before many tests, also let the process that others are forked from import what all of them need: the first test
+    that forks decides otherwise, and it may need little.
     """
     gc.collect()
     gc.freeze()
-    if os.environ.get("PYTEST_XDIST_WORKER"):
+    if os.environ.get("PYTEST_XDIST_WORKER") and len(session.items) > MANY:
         Children(PRELOAD).import_ahead()
 
 
