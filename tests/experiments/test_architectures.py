@@ -28,9 +28,6 @@ COMMON = {"qwen3", "qwen2", "llama", "mistral", "gemma2", "gemma3_text", "olmo2"
 REPEATED = {"qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"}
 """Long ones whose layers are those of qwen3_5_text and qwen3_next; `make test-extended` has them."""
 LONG = {"blt", "dots3_note_text", "lara_mini", "qwen3_5_text", "zamba2"}
-OF_2026 = set(itertools.chain(*architectures.MODELS_OF_2026.values()))
-RARE = set(architectures.MODEL_TYPES) - {*COMMON, *ADAPTED, *OF_2026}
-"""The others of two hundred: together they take minutes, so `make test` leaves them out."""
 
 
 def cases(model_types: Iterable[str], long: set[str]) -> list[Any]:
@@ -68,7 +65,7 @@ def assert_right(model: PreTrainedModel, rows: RowKind, tolerance: float = 1e-5)
         assert float(difference.norm()) <= tolerance * largest, name
 
 
-@pytest.mark.parametrize("model_type", cases(architectures.MODEL_TYPES, LONG | RARE))
+@pytest.mark.parametrize("model_type", cases(architectures.MODEL_TYPES, LONG))
 def test_architecture_when_accepted_then_it_is_right_and_the_page_says_in_which_rows(model_type: str) -> None:
     found = architectures.verdict(model_type)
     if f"transformers {transformers.__version__}" in PAGE:
@@ -93,7 +90,7 @@ def test_architecture_when_accepted_then_it_is_right_and_the_page_says_in_which_
 
 @pytest.mark.parametrize(
     "model_type",
-    cases(sorted({*OF_2026, *ADAPTED}), {*LONG, "qwen3_next"}),
+    cases(sorted({*itertools.chain(*architectures.MODELS_OF_2026.values()), *ADAPTED}), {*LONG, "qwen3_next"}),
 )
 def test_architecture_when_it_has_an_adapter_then_it_is_computed_in_the_same_rows(model_type: str) -> None:
     found = architectures.verdict(model_type, adapter=True)
