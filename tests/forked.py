@@ -32,10 +32,8 @@ def together(count: int, work: Callable[..., None], *arguments: Any, **environme
 
     Returns what they wrote. Fails with the error of the first that fails; the others are then ended.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     environment |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     lines: list[str] = []
     with Children(PRELOAD) as children:
         for rank in range(count):
@@ -49,6 +47,15 @@ def together(count: int, work: Callable[..., None], *arguments: Any, **environme
                     said = f"process {event.child}: {type(event.error).__name__}: {event.error}"
                     assert event.error is None and not event.exit_code, f"{said} (exit code {event.exit_code})"
     return "\n".join(lines)
+
+
+def _free_port() -> int:
+    """A port that is free until it is used: below those that the system gives away, and another in each process."""
+    port = 20_000 + os.getpid() % 10_000
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+        port += 1
 
 
 def _member(environment: Mapping[str, str], work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
