@@ -37,10 +37,14 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of some files together (`--dist loadgroup`)."""
+    """Keep the tests of some files together (`--dist loadgroup`), and begin with slow ones.
+
+    At the end no process then waits for another that is in the middle of a long test.
+    """
     for item in items:
         if item.path.stem in TOGETHER:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
