@@ -122,8 +122,9 @@ def assert_same(run: Path, expected: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["none", pytest.param("torchrun", marks=pytest.mark.extended)])
 def test_model_when_trained_by_one_process_by_two_or_by_a_launchers_two_then_it_is_the_same_and_each_knows_it(
-    recipe: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    launcher: str, recipe: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two, launched = recipe("one", processes=1), recipe("two", processes=2), recipe("launched")
     run(one)
@@ -131,7 +132,8 @@ def test_model_when_trained_by_one_process_by_two_or_by_a_launchers_two_then_it_
     assert ran.ran and ran.summary["steps"] == 4
     assert not list(tmp_path.glob("two/train/dpo.cache/processes"))
     run(launched, only=("pairs",))
-    said = launch(*TORCHRUN, "-m", "regretless", "train", "--config", str(launched))
+    command = ["train", "--config", str(launched)]
+    said = together(2, app.main, command) if launcher == "none" else launch(*TORCHRUN, "-m", "regretless", *command)
     assert said.count("train/dpo: ") == 1, "rank 0 alone says it"
     for other in ("two", "launched"):
         assert_same(tmp_path / other, tmp_path / "one")

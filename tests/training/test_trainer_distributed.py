@@ -40,8 +40,8 @@ from regretless.training.sharding import FSDP2
     ("launcher", "objective", "lora"),
     [
         pytest.param(torchrun(2), "kto", False, marks=pytest.mark.extended),
-        pytest.param(accelerate("ddp.yaml"), "repo", True, marks=pytest.mark.everyday),
-        (2, "repo", False),
+        (accelerate("ddp.yaml"), "repo", True),
+        pytest.param(2, "repo", False, marks=pytest.mark.everyday),
         pytest.param(accelerate("fsdp2.yaml"), "kto", True, marks=pytest.mark.extended),
         pytest.param(accelerate("fsdp2.yaml"), "tdpo", True, marks=pytest.mark.extended),
     ],
