@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import logging
 import os
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from forked import PRELOAD
+from regretless.runs.pipeline import run_recipe
 from regretless.workflow.children import Children
+from small_runs import small
 from tiny_model import save_tiny_model
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -113,6 +116,22 @@ def golden() -> Iterator[Callable[[str, str], None]]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model, to be read only; some test files have a `model` of their own."""
     return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def finished(session_folder: Path) -> Path:
+    """Folder of a finished run of `small`, to be read only. The process that needs it first makes it for all."""
+    folder = session_folder / "small" / "run"
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / "lock").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        # A second run would do no unit, but write the recipe again, while others copy the folder.
+        if not os.fstat(file.fileno()).st_size:
+            units = run_recipe(small(folder)).outcomes.keys()
+            wanted = {"world", "pretrain/base", "sample", "train/dpo", "evaluate/repo/arithmetic/seed-41", "report"}
+            assert wanted <= units
+            file.write("done")
+    return folder
 
 
 def global_state() -> dict[str, Any]:
