@@ -32,7 +32,7 @@ LOOPBACK := unshare $(if $(filter 0,$(shell id -u)),,--map-root-user) --net \
 # Without its files of compiled modules, Python compiles the package again in each of the processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: quickstart check test test-all models test-real golden test-extended test-lowest test-newest docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
+.PHONY: quickstart check test test-all test-each models test-real golden test-extended test-lowest test-newest docs notebooks fuzz test-cluster test-engines bench kill-sweep clean
 
 quickstart: $(VENV)/.runtime
 	$(BIN)/regretless run recipes/quickstart.yaml
@@ -47,7 +47,9 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --durations 30
 test: check
 	$(PYTEST) -m "not extended and not real and (everyday or not slow)"
 
-test-all: check test-real
+test-all: check test-each test-real
+
+test-each: $(VENV)/.development
 	$(PYTEST)
 
 # Pretrained models need no model hub; without the shared data, whose script makes them, their tests say so.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import logging
 import os
@@ -13,13 +14,23 @@ from typing import Any
 
 import pytest
 
+from forked import PRELOAD
+from regretless.runs.pipeline import run_recipe
+from regretless.workflow.children import Children
+from small_runs import small
 from tiny_model import save_tiny_model
 
 PROJECT = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).with_name("golden.txt")
 """Every message that tests check by key and code, to be read as a whole."""
-TOGETHER = {"test_side_by_side", "test_token_numbers", "test_study", "test_package"}
-"""Files whose tests share a run that takes long to make: one process of pytest-xdist makes it once for all of them."""
+TOGETHER = {
+    *("test_side_by_side", "test_stages_rounds", "test_token_numbers", "test_study", "test_package", "test_real_data"),
+    *("test_report_accessibility", "test_explorer_browser"),
+}
+"""Files whose tests share what takes long to make: one process of pytest-xdist makes it once for all of them."""
+
+
+MANY = 1000
 
 
 def pytest_configure() -> None:
@@ -29,16 +40,26 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of some files together (`--dist loadgroup`)."""
+    """Keep the tests of some files together (`--dist loadgroup`), and begin with slow ones.
+
+    At the end no process then waits for another that is in the middle of a long test.
+    """
     for item in items:
         if item.path.stem in TOGETHER:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
-def pytest_collection_finish() -> None:
-    """Exempt what was imported from garbage collection, which would go through all of it again and again."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Exempt what was imported from garbage collection, which would go through all of it again and again.
+
+    Before many tests, also let the process that others are forked from import what all of them need: the first test
+    that forks decides otherwise, and it may need little.
+    """
     gc.collect()
     gc.freeze()
+    if os.environ.get("PYTEST_XDIST_WORKER") and len(session.items) > MANY:
+        Children(PRELOAD).import_ahead()
 
 
 @pytest.fixture(scope="session")
@@ -95,6 +116,22 @@ def golden() -> Iterator[Callable[[str, str], None]]:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model, to be read only; some test files have a `model` of their own."""
     return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def finished(session_folder: Path) -> Path:
+    """Folder of a finished run of `small`, to be read only. The process that needs it first makes it for all."""
+    folder = session_folder / "small" / "run"
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / "lock").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        # A second run would do no unit, but write the recipe again, while others copy the folder.
+        if not os.fstat(file.fileno()).st_size:
+            units = run_recipe(small(folder)).outcomes.keys()
+            wanted = {"world", "pretrain/base", "sample", "train/dpo", "evaluate/repo/arithmetic/seed-41", "report"}
+            assert wanted <= units
+            file.write("done")
+    return folder
 
 
 def global_state() -> dict[str, Any]:

@@ -15,7 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from forked import together
 from launched import work
+from regretless.training.sharding import FSDP2
 from tiny_kinds import SIZES
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -34,6 +36,7 @@ ARGUMENTS: dict[str, Any] = {
     "max_grad_norm": 1e9,
 }
 ALONE: list[str] = []
+"""Instead of a command that launches: this process."""
 
 
 def torchrun(count: int) -> list[str]:
@@ -57,11 +60,18 @@ def launch(command: list[str]) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def train(folder: Path, launcher: list[str], **task: Any) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    """Weights and log of a run: in this process without a launcher."""
+def train(
+    folder: Path, launcher: list[str] | int, *, sharded: bool = False, **task: Any
+) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """Weights and log of a run: by a launcher's processes, or by so many that are forked; in this one if alone.
+
+    sharded: the forked ones are told what the launcher of `fsdp2.yaml` tells its own.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "task.pickle").write_bytes(pickle.dumps({"model": MODEL, **task}))
-    if launcher:
+    if isinstance(launcher, int):
+        together(launcher, work, folder, **(FSDP2 if sharded else {}))
+    elif launcher:
         launch([*launcher, str(Path(__file__).with_name("launched.py")), str(folder)])
     else:
         work(folder)

@@ -6,12 +6,13 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from forked import regretless
 
 PROJECT = Path(__file__).resolve().parents[1]
 EXAMPLES = PROJECT / "examples"
@@ -135,12 +136,9 @@ def test_inner_commands_when_run_small_then_they_go_from_prompts_to_a_report(tmp
     distinct = {tuple(without(words, "--output-dir", CLUSTER)) for words in commands.values()}
     for number, words in enumerate(sorted(distinct)):
         folder = tmp_path / f"run-{number}"
-        subprocess.run(
-            [sys.executable, "-m", "regretless", *words, "--smoke", "--output-dir", str(folder)],
-            cwd=PROJECT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=True,
-        )
+        log = tmp_path / f"log-{number}"
+        done = regretless(*words, "--smoke", "--output-dir", folder, log=log, folder=PROJECT)
+        assert done.returncode == 0, done.stderr
         assert (folder / "report" / "report.html").is_file()
     assert len(distinct) == 2
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from forked import started
 from regretless.cli.watch import Trainings, look, sparks, watch_training
 from regretless.core.errors import DataError, RegretlessError
 from regretless.core.files import read_json, write_json, write_jsonl
@@ -27,7 +28,7 @@ MOST_LOOKS = 2000
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def training(tmp_path: Path) -> Iterator[BaseProcess]:
     """A training process, in tmp_path/out, that is on its way: two log lines are written, and most are to come."""
     save_tiny_model(tmp_path / "model")
     rows = [
@@ -35,18 +36,15 @@ def started(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         for n in range(1, 9)
     ]
     write_jsonl(tmp_path / "pairs.jsonl", rows)
-    command = [sys.executable, "-m", "regretless", "train", "--pairs", "pairs.jsonl", "--model", "model"]
+    command = ["train", "--pairs", "pairs.jsonl", "--model", "model", "--output", "out"]
     settings = ["objective=dpo", "max_steps=200", "logging_steps=10", "save_strategy=no", "use_cpu=true"]
-    process = subprocess.Popen(
-        [*command, "--output", "out", *settings, "learning_rate=1e-3"], cwd=tmp_path, stderr=subprocess.DEVNULL
-    )
-    deadline = time.monotonic() + 600  # on a busy machine it takes long to start
-    while not ((log := read(tmp_path / "out" / LOG_FILE)) and len(log.lines) >= 2):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    yield process
-    process.kill()
-    process.wait()
+    with started(*command, *settings, "learning_rate=1e-3", log=tmp_path / "messages", folder=tmp_path) as process:
+        deadline = time.monotonic() + 600  # on a busy machine it takes long to start
+        while not ((log := read(tmp_path / "out" / LOG_FILE)) and len(log.lines) >= 2):
+            assert process.is_alive() and time.monotonic() < deadline
+            time.sleep(0.02)
+        yield process
+        process.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +78,9 @@ def rows(text: str) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 def test_watch_when_training_runs_then_frames_show_its_log_and_it_ends_with_it(
-    started: subprocess.Popen[bytes], tmp_path: Path
+    training: BaseProcess, tmp_path: Path
 ) -> None:
-    started.send_signal(signal.SIGSTOP)  # so that log and frame are of the same moment
+    os.kill(training.pid, signal.SIGSTOP)  # so that log and frame are of the same moment
     log, text = read(tmp_path / "out" / LOG_FILE), frame(tmp_path / "out")
     assert log is not None and log.state == "running" and 20 <= log.step < 200
     shown = rows(text)
@@ -93,13 +91,14 @@ def test_watch_when_training_runs_then_frames_show_its_log_and_it_ends_with_it(
     assert shown["saturated pairs"][1] == f"{last['rewards/saturated']:.1%}"
     assert shown["tokens a second"][1] == f"{last['tokens_per_second']:,.0f}" != "0"
     assert f"step {log.step} of 200, 0:" in text and "running" in text
-    started.send_signal(signal.SIGCONT)
+    os.kill(training.pid, signal.SIGCONT)
     watched = Console(file=io.StringIO(), width=120)
     watch_training(tmp_path / "out", once=False, every=0.5, console=watched)
     log = read(tmp_path / "out" / LOG_FILE)
     assert log is not None and (log.state, log.step) == ("ended", 200)
     assert "step 200 of 200" in watched.file.getvalue()
-    assert started.wait(600) == 0
+    training.join(600)
+    assert training.exitcode == 0
     history = [line for line in read_json(tmp_path / "out" / "trainer_state.json")["log_history"] if "loss" in line]
     assert [line["loss"] for line in log.lines] == [line["loss"] for line in history]
     assert len(history) == 20
@@ -107,12 +106,12 @@ def test_watch_when_training_runs_then_frames_show_its_log_and_it_ends_with_it(
 
 @pytest.mark.slow
 def test_watch_when_training_is_killed_then_it_ends_with_an_error_that_says_where(
-    started: subprocess.Popen[bytes], tmp_path: Path
+    training: BaseProcess, tmp_path: Path
 ) -> None:
-    started.kill()
-    started.wait()
+    training.kill()
+    training.join()
     with pytest.raises(
-        RegretlessError, match=rf"out: training was interrupted after step \d+ of 200: its process {started.pid}"
+        RegretlessError, match=rf"out: training was interrupted after step \d+ of 200: its process {training.pid}"
     ):
         watch_training(tmp_path / "out", once=False, every=0.5, console=Console(file=io.StringIO()))
     assert "lost" in frame(tmp_path / "out")
@@ -237,17 +236,13 @@ def test_watch_when_a_run_samples_then_responses_speed_and_time_left_are_shown(t
     sample = {"n": 8, "batch_size": 4, "max_new_tokens": 32, "prompts": {"dataset": "prompts.jsonl"}}
     recipe = {"name": "x", "output_dir": "out", "sample": {**sample, "models": [{"name_or_path": "model"}]}}
     write_json(tmp_path / "recipe.yaml", recipe)  # YAML, too
-    command = [sys.executable, "-m", "regretless", "run", "recipe.yaml"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    try:
+    with started("run", "recipe.yaml", log=tmp_path / "messages", folder=tmp_path) as process:
         deadline = time.monotonic() + 600
         while not (tmp_path / "out" / PROGRESS).is_file() or "left" not in frame(tmp_path / "out"):
-            assert process.poll() is None and time.monotonic() < deadline, process.stderr and process.stderr.read()
+            assert process.is_alive() and time.monotonic() < deadline, (tmp_path / "messages").read_text()
             time.sleep(0.1)
         text = frame(tmp_path / "out")
         assert re.search(r"sample: [\d,]+ of 3,200 responses \(\d+%\), .+ tokens/s, [\d:]+ left", text), text
-    finally:
         process.kill()
-        process.communicate()
     with pytest.raises(DataError, match="no run at work"):
         frame(tmp_path / "out")

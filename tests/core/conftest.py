@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,24 +10,27 @@ from pathlib import Path
 
 import pytest
 
+import forked
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plugin"
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
-def regretless(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """The command line in a process that finds the example plug-in installed."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of packages with the example plug-in installed in it."""
     target = tmp_path_factory.mktemp("site")
     options = ["--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--target", str(target)]
     source = tmp_path_factory.mktemp("source") / "plugin"
     # Building leaves files beside the sources.
     subprocess.run(["cp", "-r", str(EXAMPLE), str(source)], check=True)
     subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True)
-    paths = [str(target), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    return str(target)
 
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "regretless", *map(str, arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
-    return run
+@pytest.fixture(scope="session")
+def regretless(site: str, tmp_path_factory: pytest.TempPathFactory) -> Command:
+    """The command line in a process that finds the example plug-in installed."""
+    logs = tmp_path_factory.mktemp("logs")
+    numbers = itertools.count()
+    return lambda *arguments: forked.regretless(*arguments, log=logs / str(next(numbers)), paths=(site,))

@@ -13,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from forked import regretless, started
 from regretless.core.files import write_jsonl
 from regretless.world.tokenizer import build_tokenizer
 
 PROJECT = Path(__file__).resolve().parents[2]
 PRESSES = 3
 MARKS = ("pending.json", "manifest.json")
+ERRORS = ("Traceback", "KeyboardInterrupt", "Aborted")
+KEPT = "interrupted: finished work stays in {}; the same command resumes from there"
 DRIVER = """
 import sys
 from regretless.core import interrupt
@@ -87,25 +90,31 @@ def test_run_when_interrupted_at_many_moments_then_each_press_ends_it_with_one_l
     run = tmp_path / "run"
     command = ("run", str(PROJECT / "recipes" / "quickstart.yaml"), "--smoke", "--output-dir", str(run))
     seen: set[str] = set()
+
     # First while it still imports, then each time that a stage has begun, a little later every time; then not at all.
-    for press in range(PRESSES + 1):
-        process = start(*command)
-        before = begun(run)
-        while press and process.poll() is None and (press == PRESSES or not begun(run) - before):
-            time.sleep(0.01)
-        seen |= begun(run)
-        time.sleep(0.05 * press)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGINT)  # the whole group, as a terminal does
-        out, said = process.communicate()
-        assert not [text for text in ("Traceback", "KeyboardInterrupt", "Aborted") if text in out + said], said
-        if process.returncode == 0:
+    process = start(*command)
+    os.killpg(process.pid, signal.SIGINT)  # the whole group, as a terminal does
+    _, said = process.communicate()
+    assert process.returncode == 130 and not [text for text in ERRORS if text in said], said
+    assert said.splitlines()[-1].startswith("interrupted: ")
+    for press in range(1, PRESSES + 1):
+        log = tmp_path / f"log-{press}"
+        with started(*command, log=log) as forked:
+            before = begun(run)
+            while forked.is_alive() and (press == PRESSES or not begun(run) - before):
+                time.sleep(0.01)
+            seen |= begun(run)
+            time.sleep(0.05 * press)
+            if forked.is_alive():
+                os.killpg(forked.pid, signal.SIGINT)
+            forked.join()
+        said = log.read_text()
+        assert not [text for text in ERRORS if text in said], said
+        if forked.exitcode == 0:
             break
-        assert process.returncode == 130, said
-        kept = f"interrupted: finished work stays in {run}; the same command resumes from there"
-        assert said.splitlines()[-1] == kept or press == 0, said
-        assert said.splitlines()[-1].startswith("interrupted: ")
-    assert process.returncode == 0
+        assert forked.exitcode == 130, said
+        assert said.splitlines()[-1] == KEPT.format(run), said
+    assert forked.exitcode == 0
     assert len(seen) > PRESSES / 2, seen
     assert (run / "report" / "report.html").is_file()
 
@@ -130,18 +139,17 @@ def test_training_when_interrupted_then_it_resumes_from_its_checkpoint(tmp_path:
         *(f"model.architecture={architecture}", f"model.tokenizer={tmp_path / 'tokenizer'}", "lora=null"),
         *("max_steps=100", "save_steps=5", "save_total_limit=2", "pairs_per_step=4"),
     ]
-    process = start(*command)
-    while process.poll() is None and not list((tmp_path / "out").glob("checkpoint-*/trainer_state.json")):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-    assert process.returncode == 130, said
-    kept = f"interrupted: finished work stays in {tmp_path / 'out'}; the same command resumes from there"
-    assert said.splitlines()[-1] == kept
+    with started(*command, log=tmp_path / "log") as process:
+        while process.is_alive() and not list((tmp_path / "out").glob("checkpoint-*/trainer_state.json")):
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGINT)
+        process.join()
+    said = (tmp_path / "log").read_text()
+    assert process.exitcode == 130, said
+    assert said.splitlines()[-1] == KEPT.format(tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.json").exists()
-    process = start(*command)
-    _, said = process.communicate()
-    assert process.returncode == 0, said
+    done = regretless(*command, log=tmp_path / "again")
+    assert done.returncode == 0, done.stderr
     first = json.loads((tmp_path / "out" / "training.log").read_text().splitlines()[0])
     assert first["step"] >= 1, "it began anew"
     assert not list(tmp_path.glob(".*.lock"))

@@ -94,8 +94,13 @@ def faults(browser: Browser) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 800, 1400])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        *((390, "light"), (390, "dark"), (800, "light"), (1400, "dark")),
+        *(pytest.param(*more, marks=pytest.mark.extended) for more in ((800, "dark"), (1400, "light"))),
+    ],
+)
 def test_page_when_checked_by_axe_then_there_is_no_violation(
     browser: Browser, page: str, axe: str, width: int, scheme: str
 ) -> None:

@@ -90,6 +90,7 @@ def test_smoke_run_without_a_judge_when_the_rule_needs_scores_then_it_pairs_by_v
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("other_rules")
-@pytest.mark.parametrize("rule", ["other_score_rule", "scores_of_verdicts"])
-def test_smoke_run_when_another_package_has_the_rule_then_it_makes_pairs(rule: str, tmp_path: Path) -> None:
-    assert run_recipe(smoke_recipe(scored(tmp_path, rule))).outcomes["pair"].summary["pairs"] > 0
+def test_smoke_run_when_another_package_has_the_rule_then_it_makes_pairs(tmp_path: Path) -> None:
+    for rule in ("other_score_rule", "scores_of_verdicts"):
+        pair = run_recipe(smoke_recipe(scored(tmp_path, rule))).outcomes["pair"]
+        assert pair.ran and pair.summary["pairs"] > 0

@@ -6,8 +6,6 @@ import functools
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from forked import started
 from regretless.core.errors import ConfigError, DataError, RegretlessError
 from regretless.core.progress import Advance, Tally
 from regretless.runs import side_by_side
@@ -95,11 +94,11 @@ def die(*arguments: object) -> None:
 
 @pytest.mark.slow
 def test_run_when_killed_while_parts_are_at_work_then_they_end_and_the_same_command_ends_as_undisturbed(
-    serial: tuple[Path, dict[str, Any]],
+    serial: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     folder, expected = serial
     recipe = small(folder, "parallel=2", MANY_BATCHES)
-    command = [sys.executable, "-m", "regretless", "run", str(folder.parent / "run.yaml")]
+    command = ["run", str(folder.parent / "run.yaml")]
     command += ["parallel=2", MANY_BATCHES, "pretrain.base.save_steps=20", "pretrain.base.logging_steps=15"]
     if folder.exists():
         folder.rename(folder.with_name("side by side"))
@@ -107,13 +106,14 @@ def test_run_when_killed_while_parts_are_at_work_then_they_end_and_the_same_comm
         (("pretrain/base", "pretrain/behavior"), "{part}/pending.json"),
         (("sample",), "{part}*/*.parts/*.parquet"),
     ):
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        while not all(any(folder.glob(begun.format(part=part))) for part in parts):
-            assert process.poll() is None, f"it ended with {process.returncode} before {parts} were at work together"
-            time.sleep(0.001)
-        below = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        with started(*command, log=tmp_path / "log") as process:
+            while not all(any(folder.glob(begun.format(part=part))) for part in parts):
+                assert process.is_alive(), f"it ended with {process.exitcode} before {parts} were at work together"
+                time.sleep(0.001)
+            below = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            process.join()
+        assert process.exitcode == -signal.SIGKILL
         _, alive = psutil.wait_procs(below, timeout=60)
         assert len(below) >= 3 and not alive
         assert not [part for part in parts if (folder / part / "manifest.json").is_file()]

@@ -29,7 +29,7 @@ from run_contents import contents, differences
 from single_unit import do_unit
 
 STEPS = 8
-EVERY_WRITE = int(os.environ.get("REGRETLESS_EVERY_WRITE", "20"))
+EVERY_WRITE = int(os.environ.get("REGRETLESS_EVERY_WRITE", "10"))
 # Checkpoints, log lines, evaluations and epochs (of 5 steps) fall on different steps; the last step ends no epoch.
 # By epochs, an epoch has 3 steps.
 BY_STEPS = {
@@ -109,20 +109,21 @@ def ended(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # some thirty trainings, each in a process of its own
-@pytest.mark.parametrize("arguments", [BY_STEPS, BY_EPOCHS], ids=["steps", "epochs"])
-def test_training_when_killed_after_a_step_then_weights_log_and_summary_are_those_of_an_undisturbed_run(
-    folder: Path, arguments: dict[str, Any]
+@pytest.mark.parametrize(
+    ("arguments", "kills"),
+    [(BY_STEPS, (0, 3, 0, 3, 0, 3, 0, 3)), pytest.param(BY_EPOCHS, (0, 1, 2, 0, 1, 2), marks=pytest.mark.everyday)],
+    ids=["steps", "epochs"],
+)
+def test_training_when_killed_over_and_over_then_weights_log_and_summary_are_those_of_an_undisturbed_run(
+    folder: Path, arguments: dict[str, Any], kills: tuple[int, ...]
 ) -> None:
     assert run(folder, arguments) == 0
     expected = ended(folder)
-    steps = expected["train/manifest.json"]["summary"]["steps"]
-    # Every second step, and a second kill in the run that goes on, one step later.
-    for step in range(0, steps, 2):
-        for killed in (AtStep(step), AtStep(1)) if step < steps - 1 else (AtStep(step),):
-            assert run(folder, arguments, killed) in (-signal.SIGKILL, 0)
-        assert run(folder, arguments) == 0
-        assert not differences(expected, ended(folder)), f"killed after step {step}"
+    # Each goes on from the last checkpoint of the one before and is killed after so many steps; the last reaches the
+    # end first. Seven of eight steps are killed, and four of six.
+    codes = [run(folder, arguments, AtStep(steps)) for steps in kills]
+    assert codes == [-signal.SIGKILL] * (len(kills) - 1) + [0]
+    assert not differences(expected, ended(folder))
 
 
 @pytest.mark.slow
@@ -133,13 +134,14 @@ def test_training_when_killed_between_writes_then_weights_log_and_summary_are_th
     """Pairs, references, checkpoints half written, old ones half deleted, the model half published."""
     assert run(folder, BY_STEPS) == 0
     expected = ended(folder)
+    # Each goes on where the one before was killed, and is killed later: from one checkpoint to the next is many writes.
     for number in itertools.count(0, EVERY_WRITE):
         killed = run(folder, BY_STEPS, AtWrite(folder, number))
-        assert run(folder, BY_STEPS) == 0
-        assert not differences(expected, ended(folder)), f"killed before write {number}"
         if killed == 0:
             break
-    assert number > 60
+        assert killed == -signal.SIGKILL
+    assert number > 40
+    assert not differences(expected, ended(folder))
 
 
 def test_means_when_sums_are_infinite_of_both_signs_then_their_mean_is_no_number_and_others_stay() -> None:

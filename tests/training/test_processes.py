@@ -23,6 +23,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from forked import together
 from regretless.cli import app
 from regretless.core.errors import ConfigError, DataError, NonFiniteLossError, RegretlessError
 from regretless.core.files import read_json, write_json
@@ -121,8 +122,9 @@ def assert_same(run: Path, expected: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["none", pytest.param("torchrun", marks=pytest.mark.extended)])
 def test_model_when_trained_by_one_process_by_two_or_by_a_launchers_two_then_it_is_the_same_and_each_knows_it(
-    recipe: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    launcher: str, recipe: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two, launched = recipe("one", processes=1), recipe("two", processes=2), recipe("launched")
     run(one)
@@ -130,7 +132,8 @@ def test_model_when_trained_by_one_process_by_two_or_by_a_launchers_two_then_it_
     assert ran.ran and ran.summary["steps"] == 4
     assert not list(tmp_path.glob("two/train/dpo.cache/processes"))
     run(launched, only=("pairs",))
-    said = launch(*TORCHRUN, "-m", "regretless", "train", "--config", str(launched))
+    command = ["train", "--config", str(launched)]
+    said = together(2, app.main, command) if launcher == "none" else launch(*TORCHRUN, "-m", "regretless", *command)
     assert said.count("train/dpo: ") == 1, "rank 0 alone says it"
     for other in ("two", "launched"):
         assert_same(tmp_path / other, tmp_path / "one")
@@ -141,27 +144,29 @@ def test_model_when_trained_by_one_process_by_two_or_by_a_launchers_two_then_it_
     with pytest.raises(SystemExit, match="0"):
         app.main(["train", "--config", str(one), "processes=2"])
     assert "train/dpo: unchanged, skipped" in capsys.readouterr().err
-    said = launch(*TORCHRUN, "-m", "regretless", "train", "--config", str(one))
-    assert "train/dpo: unchanged, skipped" in said
+    assert "train/dpo: unchanged, skipped" in together(2, app.main, ["train", "--config", str(one)])
 
 
 @pytest.mark.slow
 def test_recipe_when_two_processes_compute_each_row_together_then_the_model_is_that_of_one(
     recipe: Callable[..., Path], tmp_path: Path
 ) -> None:
-    together = recipe("together", processes=2, sequence_parallel_size=2)
+    shared = recipe("shared", processes=2, sequence_parallel_size=2)
     run(recipe("one"))
-    run(together)
-    assert_same(tmp_path / "together", tmp_path / "one")
-    assert not run(together, "train.sequence_parallel_size=1").outcomes["train/dpo"].ran
+    run(shared, only=("pairs",))
+    together(2, app.main, ["train", "--config", str(shared)])
+    assert_same(tmp_path / "shared", tmp_path / "one")
+    assert not run(shared, "train.sequence_parallel_size=1").outcomes["train/dpo"].ran
 
 
 @pytest.mark.slow
 def test_sharded_model_when_trained_by_two_processes_then_it_is_that_of_one_and_its_checkpoints_say_who_reads_them(
     recipe: Callable[..., Path], tmp_path: Path
 ) -> None:
-    for name, more in (("one", {}), ("sharded", {"processes": 2, "strategy": "fsdp2"})):
-        run(recipe(name, lora=None, save_steps=2, **more))
+    run(recipe("one", lora=None, save_steps=2))
+    sharded = recipe("sharded", lora=None, save_steps=2, processes=2, strategy="fsdp2")
+    run(sharded, only=("pairs",))
+    together(2, app.main, ["train", "--config", str(sharded)])
     assert_same(tmp_path / "sharded", tmp_path / "one")
     output = tmp_path / "sharded" / "train" / "dpo"
     assert len(list((output / "checkpoint-4" / "pytorch_model_fsdp_0").glob("*.distcp"))) == 2, "a part of each process"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import itertools
 import re
 import shutil
 from collections.abc import Callable
@@ -32,6 +33,20 @@ def stopped(make_trainer: Make, **more: Any) -> Path:
     return Path(trainer.args.output_dir) / "checkpoint-2"
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the training of `checkpoint` is kept once it is made."""
+    return tmp_path_factory.mktemp("stopped") / "out"
+
+
+@pytest.fixture
+def checkpoint(kept: Path, make_trainer: Make, tmp_path: Path) -> Path:
+    """The same of plain settings, a copy for each test."""
+    if not kept.is_dir():
+        shutil.copytree(stopped(make_trainer).parent, kept)
+    return Path(shutil.copytree(kept, tmp_path / "out", dirs_exist_ok=True)) / "checkpoint-2"
+
+
 def test_resume_when_the_model_is_the_checkpoint_then_it_is_refused_because_its_reference_is_another(
     make_trainer: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,10 +68,9 @@ FAULTS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("lora", [True, False], ids=["adapter", "all weights"])
-def test_resume_when_a_file_of_the_last_checkpoint_is_damaged_then_the_one_before_gives_the_undisturbed_weights(
-    lora: bool, fault: str, make_trainer: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_resume_when_files_of_the_last_checkpoint_are_damaged_then_the_one_before_gives_the_undisturbed_weights(
+    lora: bool, make_trainer: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options: dict[str, Any] = {**SAVED, "max_steps": 6, "lora": lora, "dropout": 0.3 if lora else 0.0}
     whole, out = make_trainer(**options), tmp_path / "out"
@@ -69,19 +83,19 @@ def test_resume_when_a_file_of_the_last_checkpoint_is_damaged_then_the_one_befor
     states = {"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "log_state.json"}
     weights = "adapter_model.safetensors" if lora else "model.safetensors"
     assert {*states, weights, "files.json", "started_with.json"} <= {*files}
-    for name in files:
-        FAULTS[fault](last / name)
+    for (fault, damage), name in itertools.product(FAULTS.items(), files):
+        damage(last / name)
         chosen, problems = last_complete_checkpoint(out)
         if (last / name).is_file() and filecmp.cmp(last / name, kept / name, False):
             assert (chosen, problems) == (str(last), []), "the file of the other step is the same"
         else:
             # With the list of another step, the first file of the list is not as that one was.
             named = "README.md" if (fault, name) == ("of another step", "files.json") else name
-            assert chosen == str(out / "checkpoint-2") and len(problems) == 1
-            assert problems[0].startswith(f"checkpoint-4: {named} ")
+            assert chosen == str(out / "checkpoint-2") and len(problems) == 1, fault
+            assert problems[0].startswith(f"checkpoint-4: {named} "), fault
         shutil.copy(kept / name, last / name)
-    for name in files:
-        FAULTS[fault](last / name)
+    for damage, name in zip(itertools.cycle(FAULTS.values()), files, strict=False):
+        damage(last / name)
     capsys.readouterr()
     resumed = make_trainer(**options)
     resumed.train(resume_from_checkpoint=True)
@@ -92,8 +106,9 @@ def test_resume_when_a_file_of_the_last_checkpoint_is_damaged_then_the_one_befor
     assert checkpoint_problem(last) is None, "it was written anew"
 
 
-def test_resume_when_no_checkpoint_is_complete_then_the_reasons_are_said(make_trainer: Make, tmp_path: Path) -> None:
-    checkpoint = stopped(make_trainer)
+def test_resume_when_no_checkpoint_is_complete_then_the_reasons_are_said(
+    checkpoint: Path, make_trainer: Make, tmp_path: Path
+) -> None:
     (checkpoint / "optimizer.pt").unlink()
     (checkpoint.with_name("checkpoint-4") / "scheduler.pt").unlink()
     problem = (
@@ -120,9 +135,8 @@ def test_best_model_when_its_checkpoint_is_damaged_then_the_last_model_does_not_
 
 @pytest.mark.parametrize("missing", ["optimizer.pt", "scheduler.pt", "rng_state.pth", None])
 def test_resume_when_another_trainer_wrote_the_checkpoint_then_its_states_are_required_and_the_rest_is_said(
-    missing: str | None, make_trainer: Make, capsys: pytest.CaptureFixture[str]
+    missing: str | None, checkpoint: Path, make_trainer: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = stopped(make_trainer)
     for name in ("files.json", "log_state.json", "started_with.json"):
         (checkpoint / name).unlink()
     trainer = make_trainer(**SAVED)
@@ -159,9 +173,8 @@ NOTED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("changed", "said"), OTHERS.values(), ids=OTHERS)
 def test_resume_when_optimizer_or_schedule_differ_then_it_is_refused_with_both_values(
-    changed: dict[str, Any], said: str, make_trainer: Make
+    changed: dict[str, Any], said: str, checkpoint: Path, make_trainer: Make
 ) -> None:
-    checkpoint = stopped(make_trainer)
     trainer = make_trainer(**{**SAVED, **changed})
     with pytest.raises(ConfigError, match=f"checkpoint-2 was trained with another optimizer or schedule .*{said}"):
         trainer.train(resume_from_checkpoint=str(checkpoint))
@@ -170,9 +183,8 @@ def test_resume_when_optimizer_or_schedule_differ_then_it_is_refused_with_both_v
 
 @pytest.mark.parametrize(("changed", "said"), NOTED.values(), ids=NOTED)
 def test_resume_when_settings_of_the_next_steps_differ_then_a_note_has_both_values(
-    changed: dict[str, Any], said: str, make_trainer: Make, capsys: pytest.CaptureFixture[str]
+    changed: dict[str, Any], said: str, checkpoint: Path, make_trainer: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = stopped(make_trainer)
     capsys.readouterr()
     make_trainer(**{**SAVED, **changed}).train(resume_from_checkpoint=str(checkpoint))
     note = " ".join(capsys.readouterr().err.split())
@@ -180,9 +192,8 @@ def test_resume_when_settings_of_the_next_steps_differ_then_a_note_has_both_valu
 
 
 def test_resume_when_pairs_are_others_then_a_note_says_so(
-    make_trainer: Make, pairs: list[TokenizedPair], capsys: pytest.CaptureFixture[str]
+    checkpoint: Path, make_trainer: Make, pairs: list[TokenizedPair], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = stopped(make_trainer)
     make_trainer(**SAVED, data=pairs[:-1]).train(resume_from_checkpoint=str(checkpoint))
     assert "data.pairs 40 then and 39 now" in " ".join(capsys.readouterr().err.split())
 
@@ -219,9 +230,9 @@ def test_resume_when_a_script_has_chosen_the_optimizer_then_its_settings_are_com
 
 
 def test_resume_when_a_step_has_another_number_of_pairs_then_it_is_refused_with_the_value_to_set(
+    checkpoint: Path,
     make_trainer: Make,
 ) -> None:
-    checkpoint = stopped(make_trainer)
     started = read_json(checkpoint / START_FILE)
     assert started["pairs_per_step"] == 5
     trainer = make_trainer(**SAVED, per_device_train_batch_size=2, gradient_accumulation_steps=2)
@@ -234,8 +245,9 @@ def test_resume_when_a_step_has_another_number_of_pairs_then_it_is_refused_with_
 
 
 @pytest.mark.parametrize("fault", ["damaged", "rank", "layers"])
-def test_resume_when_the_checkpoint_does_not_fit_then_one_line_names_it(fault: str, make_trainer: Make) -> None:
-    checkpoint = stopped(make_trainer)
+def test_resume_when_the_checkpoint_does_not_fit_then_one_line_names_it(
+    fault: str, checkpoint: Path, make_trainer: Make
+) -> None:
     adapter: dict[str, Any] = {}
     if fault == "damaged":
         file = checkpoint / "adapter_model.safetensors"

@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from launching import ALONE, ARGUMENTS, MODEL, accelerate, assert_equal, assert_logged, torchrun, train
+from forked import together
+from launching import ALONE, ARGUMENTS, MODEL, assert_equal, assert_logged, train
 from regretless import PreferenceConfig, PreferenceTrainer
 from regretless.core.errors import ConfigError
 from regretless.data.tokenization import TokenizedPair
@@ -34,19 +35,19 @@ SINKS = {"model_type": "gpt_oss", "num_key_value_heads": 2, "num_local_experts":
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "size", "groups", "objective", "model", "more"),
+    ("count", "size", "groups", "objective", "model", "more"),
     [
         # Queries are larger than a micro-batch: rows are computed without gradient, then with it.
-        (torchrun(2), 2, 1, "repo", {}, {"max_tokens_per_microbatch": 18}),
-        pytest.param(*(torchrun(4), 2, 2, "kto", WINDOW, {}), marks=pytest.mark.extended),
+        (2, 2, 1, "repo", {}, {"max_tokens_per_microbatch": 18}),
+        pytest.param(*(4, 2, 2, "kto", WINDOW, {}), marks=pytest.mark.extended),
         # Two heads of keys for four processes with one head each.
-        (torchrun(4), 4, 1, "dpo", SINKS, {"gradient_checkpointing": True}),
-        (accelerate("fsdp2.yaml"), 2, 1, "tdpo", {}, {}),
+        (4, 4, 1, "dpo", SINKS, {"gradient_checkpointing": True}),
+        (2, 2, 1, "tdpo", {}, {}),
     ],
     ids=["repo", "two-groups-kto", "shared-keys-sinks-dpo", "fsdp2-tdpo"],
 )
 def test_processes_when_they_compute_each_row_together_then_weights_and_log_are_those_of_one(
-    launcher: list[str],
+    count: int,
     size: int,
     groups: int,
     objective: str,
@@ -61,7 +62,9 @@ def test_processes_when_they_compute_each_row_together_then_weights_and_log_are_
     arguments = ARGUMENTS | {"objective": objective, "logging_steps": 1} | more
     one, one_log = train(tmp_path / "one", ALONE, **task, arguments={**arguments, "per_device_train_batch_size": 18})
     together = {"per_device_train_batch_size": 18 // groups, "sequence_parallel_size": size}
-    several, log = train(tmp_path / "several", launcher, **task, arguments={**arguments, **together})
+    several, log = train(
+        tmp_path / "several", count, sharded=objective == "tdpo", **task, arguments={**arguments, **together}
+    )
     assert_equal(several, one)
     assert len(one_log) == len(log)
     # Two groups divide a step's pairs, and compute a prompt that both have twice.
@@ -76,7 +79,7 @@ def test_checkpoint_when_one_process_goes_on_from_that_of_two_then_weights_and_l
     task = {"pairs": pairs[:36], "tokenizer": tokenizer, "lora": True}
     arguments = ARGUMENTS | {"objective": "dpo", "per_device_train_batch_size": 9, "logging_steps": 3}
     arguments |= {"optim": "adamw_torch", "save_strategy": "steps", "save_steps": 2}
-    two, log = train(tmp_path / "two", torchrun(2), **task, arguments={**arguments, "sequence_parallel_size": 2})
+    two, log = train(tmp_path / "two", 2, **task, arguments={**arguments, "sequence_parallel_size": 2})
     checkpoint = tmp_path / "two" / "out" / "checkpoint-2"
     one, log_again = train(tmp_path / "one", ALONE, **task, arguments=arguments, resume=str(checkpoint))
     assert log[-1]["step"] == 4
@@ -92,7 +95,7 @@ def test_processes_when_each_attends_to_its_own_tokens_only_then_they_refuse_bef
     arguments = ARGUMENTS | {"objective": "dpo", "sequence_parallel_size": 2}
     task = {"pairs": pairs, "tokenizer": tokenizer, "lora": True, "arguments": arguments}
     with pytest.raises(AssertionError, match="sequence_parallel_size: Qwen3ForCausalLM gives log-probabilities that"):
-        train(tmp_path, torchrun(2), **task, plant="attention of each process's own tokens")
+        train(tmp_path, 2, **task, plant="attention of each process's own tokens")
 
 
 def test_model_when_its_layers_cannot_be_divided_then_it_is_refused_with_the_reason() -> None:
@@ -146,7 +149,7 @@ def test_processes_when_the_model_needs_plain_rows_then_they_refuse_to_share_the
     with pytest.raises(
         AssertionError, match="sequence_parallel_size: needs shared rows, and this model is computed in plain rows"
     ):
-        train(tmp_path, torchrun(2), **task, model=bloom | {"vocab_size": 40, "hidden_size": 32})
+        train(tmp_path, 2, **task, model=bloom | {"vocab_size": 40, "hidden_size": 32})
 
 
 def test_step_when_processes_share_rows_then_its_pairs_are_divided_among_their_groups() -> None:
@@ -162,24 +165,23 @@ def test_step_when_processes_share_rows_then_its_pairs_are_divided_among_their_g
     assert config.result_settings("dpo", 4) == plain.result_settings("dpo", 1)
 
 
-def compare_attention(rank: int, folder: Path) -> None:
+def compare_attention(folder: Path) -> None:
     """In each of two processes: scores of a row together and alone, by the attention of CPUs and by that of GPUs."""
-    torch.distributed.init_process_group("gloo", f"file://{folder / 'rendezvous'}", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo")
     model, sequence = tiny_of_kind("gemma2", sliding_window=5), SequenceGroup.of_neighbors(2)
     layout, _ = lay_out([((4, 5, 6, 7), (8, 9, 2)), ((4, 5, 6, 7), (8, 10, 11, 2)), ((12,), tuple(range(13, 39)))])
     found = []
     for one_row, group in itertools.product((False, True), (None, sequence)):
         with torch.no_grad(), grouped(model, one_row=one_row, sequence=group):
             found.append(response_scores(model, layout).logps)
-    torch.save(found, folder / f"scores-{rank}.pt")
-    os._exit(0)  # destroying gloo's groups can hang (`regretless.__main__`)
+    torch.save(found, folder / f"scores-{os.environ['RANK']}.pt")
 
 
 @pytest.mark.slow
 def test_scores_when_two_processes_compute_a_row_together_then_both_attentions_give_those_of_one(
     tmp_path: Path,
 ) -> None:
-    torch.multiprocessing.spawn(compare_attention, (tmp_path,), nprocs=2)
+    together(2, compare_attention, tmp_path)
     expected, *others = torch.load(tmp_path / "scores-0.pt")
     assert len(expected) == 33 and expected.std() > 0.1
     for scores in (*others, *torch.load(tmp_path / "scores-1.pt")):

@@ -17,6 +17,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from forked import together
 from launching import (
     ALONE,
     ARGUMENTS,
@@ -25,7 +26,6 @@ from launching import (
     accelerate,
     assert_equal,
     assert_logged,
-    launch,
     torchrun,
     train,
 )
@@ -40,15 +40,15 @@ from regretless.training.sharding import FSDP2
     ("launcher", "objective", "lora"),
     [
         pytest.param(torchrun(2), "kto", False, marks=pytest.mark.extended),
-        pytest.param(accelerate("ddp.yaml"), "repo", True, marks=pytest.mark.everyday),
-        (accelerate("fsdp2.yaml"), "repo", False),
+        (accelerate("ddp.yaml"), "repo", True),
+        pytest.param(2, "repo", False, marks=pytest.mark.everyday),
         pytest.param(accelerate("fsdp2.yaml"), "kto", True, marks=pytest.mark.extended),
         pytest.param(accelerate("fsdp2.yaml"), "tdpo", True, marks=pytest.mark.extended),
     ],
     ids=["torchrun-kto", "ddp-repo-lora", "fsdp2-repo", "fsdp2-kto-lora", "fsdp2-tdpo-lora"],
 )
 def test_two_processes_when_given_the_same_global_batch_then_weights_and_log_are_those_of_one(
-    launcher: list[str],
+    launcher: list[str] | int,
     objective: str,
     lora: bool,
     tmp_path: Path,
@@ -68,7 +68,9 @@ def test_two_processes_when_given_the_same_global_batch_then_weights_and_log_are
     )
     # Two processes have less space: queries are larger than a micro-batch, by another number of rows in each process.
     smaller = {"per_device_train_batch_size": 19, "max_tokens_per_microbatch": 18}
-    two, two_log = train(tmp_path / "two", launcher, **common, arguments={**arguments, **smaller})
+    two, two_log = train(
+        tmp_path / "two", launcher, sharded=launcher == 2, **common, arguments={**arguments, **smaller}
+    )
     assert_equal(two, one)
     keys = ("loss", "rewards/margins", "eval_loss", "eval_rewards/accuracies")
     assert_logged(two_log, one_log, keys, rel=1e-4, abs=1e-5)
@@ -80,14 +82,7 @@ def test_trainer_when_only_the_launcher_shards_then_compiled_layers_are_refused(
 ) -> None:
     arguments = ARGUMENTS | {"objective": "dpo", "compile_layers": True}
     with pytest.raises(AssertionError, match="ConfigError: compile_layers: not together with FSDP"):
-        train(
-            tmp_path,
-            accelerate("fsdp2.yaml"),
-            pairs=pairs[:6],
-            tokenizer=tokenizer,
-            lora=False,
-            arguments=arguments,
-        )
+        train(tmp_path, 2, sharded=True, pairs=pairs[:6], tokenizer=tokenizer, lora=False, arguments=arguments)
 
 
 @pytest.mark.slow
@@ -102,9 +97,7 @@ def test_two_processes_when_experts_are_balanced_then_each_counts_by_its_share_o
     arguments = ARGUMENTS | {"objective": "dpo", "router_aux_loss_coef": 0.5, "logging_steps": 1, "learning_rate": 0.1}
     assert len(data) == 8
     one, one_log = train(tmp_path / "one", ALONE, **task, arguments={**arguments, "per_device_train_batch_size": 8})
-    two, two_log = train(
-        tmp_path / "two", torchrun(2), **task, arguments={**arguments, "per_device_train_batch_size": 4}
-    )
+    two, two_log = train(tmp_path / "two", 2, **task, arguments={**arguments, "per_device_train_batch_size": 4})
     assert_equal(two, one)
     for key in ("loss", "aux_loss", "tokens/computed"):
         assert two_log[0][key] == pytest.approx(one_log[0][key], rel=1e-5), key
@@ -142,7 +135,7 @@ def test_sharded_checkpoint_when_the_next_one_is_damaged_then_training_goes_on_f
         "logging_steps": 3,  # a line is made of steps on both sides of the checkpoint
     }
     task = {"pairs": pairs, "tokenizer": tokenizer, "lora": False, "arguments": arguments}
-    whole, log = train(tmp_path / "run", accelerate("fsdp2.yaml"), **task)
+    whole, log = train(tmp_path / "run", 2, sharded=True, **task)
     assert log[-1]["step"] == 5
     last, damaged, middle = (tmp_path / "run" / "out" / f"checkpoint-{step}" for step in (5, 4, 2))
     merge_fsdp_weights(str(last / "pytorch_model_fsdp_0"), str(tmp_path / "merged"))
@@ -154,7 +147,7 @@ def test_sharded_checkpoint_when_the_next_one_is_damaged_then_training_goes_on_f
         str(middle),
         [f"checkpoint-4: optimizer_0/{shard.name} is not as it was written"],
     )
-    again, log_again = train(tmp_path / "run", accelerate("fsdp2.yaml"), **task, resume=True)
+    again, log_again = train(tmp_path / "run", 2, sharded=True, **task, resume=True)
     assert checkpoint_problem(damaged) is None, "it was written anew"
     assert_equal(again, whole)
     assert_logged(log_again, log, ("loss", "rewards/margins", "logps/chosen", "eval_loss", "train_loss"), rel=1e-6)
@@ -187,7 +180,7 @@ def test_train_verb_when_two_processes_hold_out_pairs_then_scores_and_adapter_ar
     one, two = tmp_path / "one", tmp_path / "two"
     with pytest.raises(SystemExit, match="0"):
         app.main(command(one))
-    launch([*torchrun(2), "-m", "regretless", *command(two)])
+    together(2, app.main, command(two))
     scores = [[json.loads(line) for line in (run / "pair_scores.jsonl").open()] for run in (one, two)]
     assert len(scores[0]) in (9, 10)  # whole prompts
     assert [row["pair_id"] for row in scores[0]] == [row["pair_id"] for row in scores[1]]

@@ -118,8 +118,9 @@ def test_run_and_study_when_files_are_called_like_modules_then_no_process_of_the
     del recipe["judge"], recipe["evaluate"]["chat"]
     recipe["pair"] = {}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    run(folder, "run", "recipe.yaml", "--output-dir", "side-by-side", "parallel=2")
-    run(folder, "run", "recipe.yaml", "--output-dir", "together", "train.processes=2")
+    run(folder, "run", "recipe.yaml", "--output-dir", "run", "parallel=2")
+    said = run(folder, "run", "recipe.yaml", "--output-dir", "run", "train.processes=2", "train.seed=8")
+    assert "sample: unchanged" in said and "train/repo: unchanged" not in said, said
     study = {"name": "study", "recipe": "recipe.yaml", "output_dir": "study", "seeds": {"training": [1, 2]}}
     (folder / "study.yaml").write_text(yaml.safe_dump(study))
     run(folder, "study", "study.yaml", "--processes", "2")

@@ -93,7 +93,7 @@ def test_plan_when_the_responses_are_verified_then_the_pairs_are_those_of_the_ru
         ["verify.time_limit=9", "report.title=x"],
         ["train.methods.dpo.beta=0.5", "train.objective=[dpo,ipo]"],
         ["evaluate.benchmarks.again={dataset: '{run}/world/test.jsonl', limit: 3}"],
-        ["sample.seed=5"],
+        pytest.param(["sample.seed=5"], marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +17,7 @@ import pytest
 import yaml
 
 from chat_helpers import PART
+from forked import started
 from regretless.cli.app import main
 from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
@@ -185,14 +183,13 @@ def test_run_when_killed_while_judging_then_only_what_was_under_way_is_asked_aga
 
     with serving(slowly) as server:
         path = recipe(tmp_path, server.url)
-        command = [sys.executable, "-m", "regretless", "run", str(path)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         for enough in (5, 40):  # in the first benchmark, and in a later one
-            with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-                while len(server.requests) < enough and process.poll() is None:
+            with started("run", path, log=tmp_path / f"log-{enough}") as process:
+                while len(server.requests) < enough and process.is_alive():
                     time.sleep(0.005)
-                process.send_signal(signal.SIGKILL)
-            assert process.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+                process.kill()
+                process.join()
+            assert process.exitcode == -signal.SIGKILL, "the run ended before it could be killed"
             assert enough <= len(server.requests) < JUDGED
         assert call("run", str(path)) == 0
     assert len(asked) == JUDGED

@@ -23,6 +23,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 def test_rollout_in_a_run_when_planned_then_it_draws_as_many_continuations_and_no_more_tokens(folder: Path) -> None:
     recipe = small(folder, *SETTINGS)
     (row,) = (row for row in make_plan(recipe).rows if row.stage == "rollout")

@@ -54,6 +54,7 @@ def three(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_rounds_when_run_then_what_samples_is_what_the_round_before_trained_and_replayed_pairs_keep_their_writers(
     three: Path, finished: Path
 ) -> None:
