@@ -217,7 +217,7 @@ def plans(found: Sequence[Unit], kills: int, rng: random.Random) -> Iterator[lis
     for unit in found:
         by_stage[unit.stage].append(unit)
     place = {unit: number for number, unit in enumerate(found)}
-    stages, number = list(by_stage), 0
+    stages, number = rng.sample(list(by_stage), len(by_stage)), 0  # so that few kills reach late stages, too
     for size in itertools.cycle(KILLS_IN_A_TRIAL):
         plan = []
         for _ in range(min(size, kills)):
