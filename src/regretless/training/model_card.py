@@ -8,6 +8,7 @@ report that come later can be added.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -156,13 +157,18 @@ def _is_ours(text: str) -> bool:
 
 def render(facts: Facts) -> str:
     """The card as Markdown, with its metadata and its digest."""
+    return _signed(f"---\n{metadata(facts).to_yaml()}\n---\n\n{_template().render(facts=facts)}")
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    """The card's template, which takes longer to read than to fill in."""
     template = resources.files("regretless.training") / "templates" / "model_card.md.jinja"
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {"code": code, "number": _number, "bounds": _bounds, "paper": _paper, "plain": plain}
-    text = environment.from_string(template.read_text(encoding="utf-8")).render(facts=facts)
-    return _signed(f"---\n{metadata(facts).to_yaml()}\n---\n\n{text}")
+    return environment.from_string(template.read_text(encoding="utf-8"))
 
 
 def metadata(facts: Facts) -> ModelCardData:

@@ -279,6 +279,7 @@ class _Round:
         asks_all = config.prompts == "all" and not self.rests
         self.prompts = None if asks_all else f"{self.folder if self.rests else f'{place}/{number}'}/{PROMPTS}"
         """The folder of its prompts; None if it asks all that the recipe names."""
+        self._recipes: dict[bool, Recipe] = {}
 
     def before(self, most: int | None) -> list[_Round]:
         """Earlier rounds of its method, the last first; at most so many."""
@@ -299,6 +300,11 @@ class _Round:
 
     def recipe(self, *, training: bool = False) -> Recipe:
         """The recipe of the round; with `training`, of its training alone."""
+        if training not in self._recipes:
+            self._recipes[training] = self._made(training)
+        return self._recipes[training]
+
+    def _made(self, training: bool) -> Recipe:
         outer, config = self.outer, self.config
         assert outer.sample is not None and outer.train is not None and outer.model is not None
         sections: dict[str, Any] = {
