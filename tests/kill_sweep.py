@@ -2,12 +2,13 @@
 
     .venv/bin/python tests/kill_sweep.py --kills 100        (or: make kill-sweep N=100)
 
-A recipe that holds every stage in miniature (`kill_sweep.yaml`) runs once undisturbed. Then, trial after trial, it runs
-in the same place and is killed one to several times; the command that was killed is given again until it ends. Half of
-the kills go to the stages by turns, half by the time that they took; each comes at a random moment of a stage's work.
-Eight in ten are SIGKILL, one is SIGTERM, one SIGINT. In the end everything in the run folder is compared
-(`run_contents.py` says what is left out). A table by stage is printed; any difference, or a command that does not go
-on, is an error.
+A recipe that holds every stage in miniature (`kill_sweep.yaml`) runs undisturbed. Then, trial after trial, it runs in
+the same place and is killed one to several times; the command that was killed is given again until it ends. Half of the
+kills go to the stages by turns, half by the time that they took; each comes at a random moment of a stage's work. Eight
+in ten are SIGKILL, one is SIGTERM, one SIGINT. In the end everything in the run folder is compared (`run_contents.py`
+says what is left out). A table by stage is printed; any difference, or a command that does not go on, is an error.
+
+So does one of rounds (`kill_sweep_rounds.yaml`), which gets half of the kills: all of them in its rounds.
 
 Every run is a process of its own that executes the command line; it is forked from one that has imported the package,
 so that time goes into the work that is to be killed. The judge is a server of this script's process, and answers on.
@@ -19,6 +20,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -43,9 +45,10 @@ from regretless.world.problems import Generator
 from run_contents import contents, differences
 
 RECIPE = Path(__file__).with_name("kill_sweep.yaml")
+ROUNDS = Path(__file__).with_name("kill_sweep_rounds.yaml")
 SIGNALS = [signal.SIGKILL] * 8 + [signal.SIGTERM, signal.SIGINT]
-KILLS_IN_A_TRIAL = (1, 6, 3, 8)
-"""By turns: a run that is killed once, and runs that are killed again while they go on."""
+KILLS_IN_A_TRIAL = (6, 1, 3, 8)
+"""By turns: runs that are killed again while they go on, and one that is killed once."""
 BETWEEN = "between stages"
 
 
@@ -63,8 +66,12 @@ class Unit:
 
 
 def stage_of(unit: str) -> str:
-    """Stage of a unit's folder; an evaluation's sampling and its judging are stages of their own."""
+    """Stage of a unit's folder; an evaluation's sampling and its judging are stages of their own, as are a round's."""
     first, *rest = unit.split("/")
+    if first == "rounds" and len(rest) > 1:
+        number, *inner = rest
+        # Behind the first round, a method's stages are in a folder of its own.
+        return f"round {number}: {inner[min(len(inner), 2) - 1 if number != '1' else 0]}"
     if first == "evaluate" and rest:
         return "evaluate: sampling" if rest[0] == "samples" else "evaluate: judging"
     return first
@@ -99,9 +106,10 @@ class Sweep:
 
     def __init__(self, recipe: Path, folder: Path, prepare: Callable[[], None] | None = None) -> None:
         """`prepare` is called in every process ahead of the command: it can plant a fault."""
-        self.recipe, self.folder, self.prepare = folder / "recipe.yaml", folder, prepare
+        self.recipe, self.folder, self.prepare = folder / recipe.name, folder, prepare
         folder.mkdir(parents=True, exist_ok=True)
-        self.recipe.write_text(recipe.read_text(encoding="utf-8").replace("{chat}", str(folder / "chat")), "utf-8")
+        for file in (RECIPE, recipe):  # the one of rounds extends the other
+            (folder / file.name).write_text(file.read_text("utf-8").replace("{chat}", str(folder / "chat")), "utf-8")
         self.run, self.log = folder / "run", folder / "output.log"
         rng = random.Random(7)
         problems = Generator((1, 1), 1)
@@ -205,10 +213,11 @@ def units(run: Path) -> list[Unit]:
 def plans(found: Sequence[Unit], kills: int, rng: random.Random) -> Iterator[list[tuple[Unit, float, signal.Signals]]]:
     """For each trial where to kill, in the order of the work; without end, for a kill may come too late."""
     by_stage: dict[str, list[Unit]] = defaultdict(list)
+    found = [unit for unit in found if unit.name.startswith("rounds/")] or found
     for unit in found:
         by_stage[unit.stage].append(unit)
     place = {unit: number for number, unit in enumerate(found)}
-    stages, number = list(by_stage), 0
+    stages, number = rng.sample(list(by_stage), len(by_stage)), 0  # so that few kills reach late stages, too
     for size in itertools.cycle(KILLS_IN_A_TRIAL):
         plan = []
         for _ in range(min(size, kills)):
@@ -286,13 +295,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--recipe", type=Path, default=RECIPE)
+    parser.add_argument("--recipe", type=Path, help="the only one to run; by default both")
     parser.add_argument("--folder", type=Path, help="where to work, and what is kept of runs that differ")
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
         folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        sys.exit(not sweep(arguments.recipe.resolve(), folder.resolve(), arguments.kills, arguments.seed))
+        recipes = [RECIPE, ROUNDS] if arguments.recipe is None else [arguments.recipe.resolve()]
+        kills = math.ceil(arguments.kills / len(recipes))
+        were_equal = [sweep(each, folder.resolve() / each.stem, kills, arguments.seed) for each in recipes]
+        sys.exit(not all(were_equal))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kill_sweep import RECIPE, sweep
+from kill_sweep import RECIPE, ROUNDS, stage_of, sweep
 from regretless.core.files import write_json
 from regretless.runs.recipe import load_recipe
 from regretless.runs.stages import STAGES
@@ -59,9 +59,24 @@ def test_sweep_when_a_stage_does_not_survive_kills_then_it_says_so_and_else_all_
     assert "0 trials did not end as the undisturbed run" in capfd.readouterr().out
 
 
-def test_sweeps_recipe_when_read_then_it_asks_for_every_stage_but_the_import_of_pairs() -> None:
-    recipe = load_recipe(RECIPE, [])
-    assert [name for name in STAGES if getattr(recipe, name) in (None, {})] == ["pairs", "rounds"]
+def test_sweeps_recipes_when_read_then_they_ask_for_every_stage_but_the_import_of_pairs() -> None:
+    recipes = [load_recipe(file, []) for file in (RECIPE, ROUNDS)]
+    absent = [{name for name in STAGES if getattr(recipe, name) in (None, {})} for recipe in recipes]
+    assert absent[0] == {"pairs", "rounds"} and "rounds" not in absent[1]
+
+
+@pytest.mark.parametrize(
+    ("unit", "stage"),
+    [
+        ("evaluate/samples/base/arithmetic/greedy", "evaluate: sampling"),
+        ("rounds/1/train/dpo", "round 1: train"),
+        ("rounds/2/prompts", "round 2: prompts"),
+        ("rounds/2/dpo/train/dpo", "round 2: train"),
+        ("rounds/3/dpo/writer", "round 3: writer"),
+    ],
+)
+def test_stage_when_a_unit_is_of_a_round_then_it_says_which(unit: str, stage: str) -> None:
+    assert stage_of(unit) == stage
 
 
 def test_contents_when_two_folders_differ_then_only_times_costs_and_codes_are_passed_over(tmp_path: Path) -> None:

@@ -34,6 +34,14 @@ def test_line_chart_when_drawn_then_points_are_linear_in_their_values() -> None:
     assert {"step (steps)", "nats", "step 5", "a<b: 4"} <= set(texts)
 
 
+def test_line_chart_when_places_are_marked_then_upright_lines_stand_there() -> None:
+    points = ((2.0, 2.0), (12.0, 4.0))
+    svg = ET.fromstring(str(line_chart("t", [Series("a", 1, points)], "step", "nats", marks={0, 7})))
+    x0, _, x1, _ = numbers(next(svg.iter("polyline")).get("points"))
+    (mark,) = [line for line in svg.iter("line") if line.get("class") == "mark"]
+    assert float(str(mark.get("x1"))) == float(str(mark.get("x2"))) == pytest.approx((x0 + x1) / 2, abs=0.1)
+
+
 def test_line_chart_when_a_run_has_many_steps_then_first_and_last_stay() -> None:
     points = tuple((float(step), float(step)) for step in range(5003))
     svg = ET.fromstring(str(line_chart("t", [Series("a", 1, points)], "step (steps)", "nats")))

@@ -18,7 +18,7 @@ import yaml
 from run_helpers import HOSTILE, TOO_LONG, answers, finish
 
 from regretless.core.errors import DataError
-from regretless.core.files import write_jsonl
+from regretless.core.files import write_json, write_jsonl
 from regretless.data.columns import Verdict
 from regretless.data.responses import read_responses
 from regretless.data.rows import write_records
@@ -112,8 +112,16 @@ def test_report_when_a_run_has_rounds_then_their_curves_times_and_one_prompts_an
     for place, right in (("1", 0.2), ("2/repo", 0.9)):
         (run / "rounds" / place / "verify").mkdir(parents=True)
         write_records(run / "rounds" / place / "verify/responses.parquet", answers(place, right))
+    history = json.loads((run / "train/repo/trainer_state.json").read_text())["log_history"]
+    for number, place in ((1, "1/train/repo"), (2, "2/repo/train/repo")):
+        log = [{**history[step - 1], "loss": number + step / 8} for step in (2, 4)]
+        write_json(run / "rounds" / place / "trainer_state.json", {"log_history": [*log, history[-1]]})
+    logs = collect(run, examples=0, seed=0).logs
+    assert [(line["step"], line["loss"]) for line in logs["repo"]] == [(2, 1.25), (4, 1.5), (6, 2.25), (8, 2.5)]
     page = report(run, tmp_path)
     text = page.text()
+    marks = [line for line in page.all("line") if line.get("class") == "mark"]
+    assert len(marks) == 6, "one in each chart of the training"
     for part in ("0.25 [0.125, 0.375]", "−0.5 [−0.625, −0.375]"):
         assert part in text
     assert [page.text("h4").count(f"round {number}") for number in (1, 2, 3)] == [1, 1, 0]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from regretless.data.columns import Response, Verdict
-from regretless.rounds.measure import kl, of_responses, of_training, reason_to_stop
+from regretless.rounds.measure import of_responses, of_training, reason_to_stop
 from regretless.rounds.round_settings import RoundsConfig, StopConfig, seed_of
+from regretless.rounds.writer import kl
 
 
 def response(prompt: str, verdict: Verdict, logps: list[float], sampled: list[float] | None = None) -> Response:

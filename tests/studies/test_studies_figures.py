@@ -119,7 +119,8 @@ def test_curves_over_rounds_when_runs_have_them_then_they_are_means_over_the_rou
     for seed, rounds in ((0, 3), (1, 2)):
         run = made_run(tmp_path / f"{seed}", {"base": {BENCHMARK: right(3)}, "dpo": {BENCHMARK: right(4)}}, seed=seed)
         rows = [
-            {"round": number, "method": method, "pass_at_1": {"value": 0.2 * number + 0.1 * seed}, "kl_to_start": None}
+            {"round": number, "method": method, "steps": 4, "kl_to_start": None}
+            | {"pass_at_1": {"value": 0.2 * number + 0.1 * seed}}
             for method in ("dpo", "other")
             for number in range(1, rounds + 1)
         ]
@@ -129,6 +130,29 @@ def test_curves_over_rounds_when_runs_have_them_then_they_are_means_over_the_rou
     (line,) = axes.lines
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "Pass@1 of the round's writer")
     assert line.get_xydata() == pytest.approx(np.array([[1, 0.25], [2, 0.45]]))
+
+
+def test_learning_curves_when_runs_have_rounds_then_they_join_the_rounds_logs_and_mark_where_each_begins(
+    tmp_path: Path,
+) -> None:
+    runs = []
+    for seed, steps in ((0, (4, 6, 2)), (1, (8, 6, 2))):
+        run = made_run(tmp_path / f"{seed}", {"base": {BENCHMARK: right(3)}, "dpo": {BENCHMARK: right(4)}}, seed=seed)
+        rows = [{"round": number, "method": "dpo", "steps": count} for number, count in enumerate(steps, 1)]
+        write_jsonl(run / "rounds/rounds.jsonl", rows)
+        for number, count in enumerate(steps, 1):
+            losses = [{"step": step, "loss": 10.0 * number + step + seed} for step in range(2, count + 1, 2)]
+            place = "1/train/dpo" if number == 1 else f"{number}/dpo/train/dpo"
+            write_json(run / "rounds" / place / "trainer_state.json", {"log_history": [*losses, {"eval_loss": 1.0}]})
+        write_json(run / "train/dpo/trainer_state.json", {"log_history": losses})
+        runs.append(Run(run))
+    drawing = next(one for one in drawings(compare(runs)) if one.name == "curves-Tiny-1B")
+    (axes,) = drawing.figure.axes
+    curve, *marks = axes.lines
+    # Round 1 has 4 steps in one run and 8 in the other: later rounds begin at 6 and 12 in the mean.
+    expected = [[2, 12.5], [4, 14.5], [8, 22.5], [10, 24.5], [12, 26.5], [14, 32.5]]
+    assert curve.get_xydata() == pytest.approx(np.array(expected))
+    assert [mark.get_xdata()[0] for mark in marks] == [6, 12] and "dotted lines: a round ends" in drawing.caption
 
 
 def test_distances_when_runs_lack_a_pair_then_its_place_is_empty(tmp_path: Path) -> None:

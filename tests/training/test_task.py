@@ -116,6 +116,8 @@ def test_training_when_it_begins_with_the_optimizer_and_reference_of_another_the
 
     whole = trained(folder, "whole", 4, "model")
     trained(folder, "half", 2, "model", keep_optimizer=True)
+    trained(folder, "again", 2, "model", keep_optimizer=True)
+    assert (folder / "again/optimizer.pt").read_bytes() == (folder / "half/optimizer.pt").read_bytes()
     start, kept = ModelConfig(name_or_path=str(folder / "model")), folder / "half/optimizer.pt"
     assert furthest(whole, trained(folder, "rest", 2, "half", reference=start, optimizer=kept)) < 1e-6
     # Either by itself makes another training.

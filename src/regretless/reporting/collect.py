@@ -172,7 +172,7 @@ class RunData:
     chat_results: Sequence[ChatResult]
     harness_results: Sequence[HarnessResult]
     logs: Mapping[str, Sequence[Mapping[str, float]]]
-    """Objective → log lines of its training."""
+    """Objective → log lines of its training (`training_log`)."""
     inspect: Mapping[str, Any] | None
     scores: Mapping[str, tuple[Sequence[float], Sequence[float]]]
     """Objective → rewards (nats) of the chosen and of the rejected responses of held-out pairs."""
@@ -222,6 +222,10 @@ def collect(
     folders = [run_dir] if is_training(run_dir) else files("train/*")
     order = [BASE, *trained]
     main = main_model(trained, objectives_of(stages))
+
+    def logged(name: str) -> list[dict[str, Any]]:
+        return _lines(run_dir) if is_training(run_dir) else training_log(run_dir, name)
+
     # Results and responses of the evaluation; a stage that did not run leaves its part empty.
     evaluated = _evaluated(files("evaluate/*/*/responses.parquet"), order)
     results = _json(run_dir / "evaluate" / "results.json") or {}
@@ -240,7 +244,7 @@ def collect(
         contaminated=results.get("contaminated", []),
         chat_results=_records(ChatResult, results.get("chat", []), order),
         harness_results=_records(HarnessResult, results.get("harness", []), order),
-        logs=_logs(folders, trained),
+        logs={name: log for name in _in_order(map(_own_name, folders), trained, str) if (log := logged(name))},
         inspect=_json(run_dir / "inspect" / "inspect.json"),
         scores=_scores(folders, trained),
         changes=_changes(evaluated),
@@ -252,7 +256,7 @@ def collect(
             if (content := _json(run_dir / "analyze" / f"{name}.json")) is not None
         },
         base=results.get("base"),
-        rounds=(rounds := _rounds(run_dir / "rounds" / "rounds.jsonl")),
+        rounds=(rounds := _rounds(run_dir)),
         round_answers=_round_answers(run_dir / "rounds", main, max((row["round"] for row in rounds), default=0)),
     )
 
@@ -286,13 +290,14 @@ def main_model(models: Sequence[str], objectives: Mapping[str, str]) -> str | No
     return min(models, key=lambda model: measure_of(model, objectives) == "reward", default=None)
 
 
-def _rounds(path: Path) -> list[dict[str, Any]]:
+def _rounds(run: Path) -> list[dict[str, Any]]:
+    path = run / "rounds" / "rounds.jsonl"
     return [row for _, row in read_rows(path) if isinstance(row, dict)] if path.is_file() else []
 
 
 def _round_answers(folder: Path, method: str | None, count: int) -> list[Example]:
     """The first answers to the prompt whose share of right responses rose most from the first round to the last."""
-    places = [folder / ("1" if number == 1 else f"{number}/{method}") for number in range(1, count + 1)]
+    places = [folder / _place(number, method) for number in range(1, count + 1)]
     files = [path for place in places if (path := place / "verify" / "responses.parquet").is_file()]
     if len(files) < max(2, count):
         return []
@@ -307,6 +312,11 @@ def _round_answers(folder: Path, method: str | None, count: int) -> list[Example
         for number, row in enumerate(rows, 1)
     ]
     return [Example("rounds", str(method), rows[0]["prompt"], rows[0]["answer"], answers)]
+
+
+def _place(number: int, method: str | None) -> str:
+    """Folder of a method's round in that of all rounds."""
+    return "1" if number == 1 else f"{number}/{method}"
 
 
 def _shares(path: Path) -> dict[str, float]:
@@ -386,14 +396,23 @@ def _in_order(items: Iterable[T], order: Sequence[str], label: Callable[[T], str
     return sorted(items, key=lambda item: (positions.get(label(item), len(positions)), label(item)))
 
 
-def _logs(folders: Iterable[Path], order: Sequence[str]) -> dict[str, list[dict[str, float]]]:
-    """Training log lines (not the evaluations and the final summary), by objective."""
-    logs = {}
-    for folder in _in_order(folders, order, _own_name):
-        state = _json(folder / STATE)
-        if state and (lines := [line for line in state["log_history"] if "loss" in line]):
-            logs[_own_name(folder)] = lines
-    return logs
+def training_log(run: Path, method: str) -> list[dict[str, Any]]:
+    """Log lines of a method's training (not the evaluations and the final summary); with rounds, those of all rounds.
+
+    `step` counts over all rounds, `round` is the line's, and `begin` the last step before that round.
+    """
+    rounds, lines, begin = [row for row in _rounds(run) if row["method"] == method], [], 0
+    for row in rounds:
+        folder = run / "rounds" / _place(row["round"], method) / "train" / method
+        lines += _lines(folder, row["round"], begin)
+        begin += row["steps"]
+    return lines if rounds else _lines(run / "train" / method)
+
+
+def _lines(folder: Path, number: int = 1, begin: int = 0) -> list[dict[str, Any]]:
+    """Log lines of the training in a folder, which is that of a round, or the only one."""
+    lines = [line for line in (_json(folder / STATE) or {}).get("log_history", ()) if "loss" in line]
+    return [{**line, "step": begin + line["step"], "round": number, "begin": begin} for line in lines]
 
 
 def _scores(folders: Iterable[Path], order: Sequence[str]) -> dict[str, tuple[list[float], list[float]]]:

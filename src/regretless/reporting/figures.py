@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -41,13 +41,20 @@ class IntervalRow:
     high: float | None
 
 
-def line_chart(title: str, series: Sequence[Series], x_label: str, y_label: str) -> Markup:
-    """Lines over a common x axis; the values at an x appear when the pointer is above it. Needs at least one point."""
+def line_chart(
+    title: str, series: Sequence[Series], x_label: str, y_label: str, marks: Collection[float] = ()
+) -> Markup:
+    """Lines over a common x axis; the values at an x appear when the pointer is above it. Needs at least one point.
+
+    marks: places on the x axis that get an upright line.
+    """
     series = [_thinned(line) for line in series if line.points]
     xs = sorted({x for line in series for x, _ in line.points})
     ys = [y for line in series for _, y in line.points]
     whole = all(float(x).is_integer() for x in xs)
     chart = _Chart(title, (xs[0], xs[-1]), _padded(min(ys), max(ys)), x_label, y_label, whole_x=whole)
+    for mark in sorted(mark for mark in marks if xs[0] <= mark <= xs[-1]):
+        chart.add("line", x1=chart.x(mark), x2=chart.x(mark), y1=TOP, y2=HEIGHT - BOTTOM, class_="mark")
     for line in series:
         points = " ".join(f"{chart.x(x):.1f},{chart.y(y):.1f}" for x, y in line.points)
         dash = " dashed" if line.dashed else ""

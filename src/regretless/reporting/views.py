@@ -201,8 +201,8 @@ def _chart(
 
 
 def curves(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Charts of the training log, without those that no objective logged."""
-    charts = []
+    """Charts of the training log, without those that no objective logged; lines mark where rounds begin."""
+    charts, begins = [], {line["begin"] for log in run.logs.values() for line in log} - {0}
     for curve in CURVES:
         series = [
             Series(
@@ -216,7 +216,7 @@ def curves(run: RunData, colors: Mapping[str, int]) -> list[dict[str, Any]]:
             if (points := _points(log, key))
         ]
         if series:
-            chart = line_chart(f"{curve.title} by optimizer step", series, "step (optimizer steps)", curve.unit)
+            chart = line_chart(f"{curve.title} by optimizer step", series, "step (optimizer steps)", curve.unit, begins)
             charts.append({"title": curve.title, "caption": curve.caption, "chart": chart})
     return charts
 

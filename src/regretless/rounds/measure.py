@@ -1,67 +1,37 @@
-"""What a round shows: its writer's responses, how far the writer is from the start, and how far training went."""
+"""What a round shows: its writer's responses, how far training went from it, and whether the rounds go on."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from regretless.core.errors import DataError
 from regretless.core.files import read_json, write_json
 from regretless.core.intervals import mean_by_prompt, share_by_prompt
 from regretless.data.columns import Response, Verdict
 from regretless.data.responses import read_responses
-from regretless.modeling.load import ModelConfig, load_model, stored_dtype
-from regretless.modeling.scoring import score_responses
+from regretless.modeling.load import ModelConfig
 from regretless.modeling.training_folder import STATE
 from regretless.rounds.round_prompts import has_both
 from regretless.rounds.round_settings import StopConfig
+from regretless.rounds.writer import FILE, drawn_logps, drawn_rows, score
 from regretless.workflow.stage_folder import MANIFEST
 
-FILE = "measures.json"
-RE_SCORED = 16
-"""Responses that their writer scores again."""
-MOST_MISMATCH, MOST_IN_FLOAT32 = 0.1, 0.01
-"""Nats per token that rounding may explain: half precision and other kernels leave some hundredths, float32 far less.
-"""
 
-
-def run(
-    responses: Path,
-    writer: ModelConfig,
-    start: ModelConfig | None,
-    trained: ModelConfig,
-    most: int,
-    seed: int,
-    output: Path,
-) -> dict[str, Any]:
+def run(responses: Path, trained: ModelConfig, most: int, seed: int, output: Path) -> dict[str, Any]:
     """Write measures.json into the folder `output`; returns the plain numbers of it.
 
-    writer: the model that should have written the responses. start: the recipe's model; None where that is the writer.
-    trained: what the round's training made of its start. At most `most` responses, drawn at random, are scored by the
-    last two, and some of them by the writer.
-    Raises DataError for responses without token ids and log-probabilities, and for ones that another model has written.
+    trained: what the round's training made of its start. It scores at most `most` responses, drawn at random.
+    Raises DataError for responses without token ids and log-probabilities.
     """
     rows, _ = read_responses(responses)
-    usable = [row for row in rows if row.token_ids and row.prompt_token_ids and drawn_logps(row)]
-    if not usable:
-        raise DataError(
-            f"{responses}: no response has token ids and log-probabilities; sample with an engine that records both"
-        )
-    scored = [usable[index] for index in sorted(Random(seed).sample(range(len(usable)), min(most, len(usable))))]
-    measures = {
-        **of_responses(rows),
-        "mismatch": mismatch(responses, writer, scored[:RE_SCORED]),
-        "kl_to_start": kl(scored, None if start is None else score(start, scored, "re-score: start")),
-        **of_training(scored, score(trained, scored, "re-score: trained")),
-    }
-    write_json(output / FILE, measures)
-    return {name: value["value"] if isinstance(value, Mapping) else value for name, value in measures.items()}
+    scored = drawn_rows(responses, rows, most, seed)
+    found = {**of_responses(rows), **of_training(scored, score(trained, scored, "re-score: trained"))}
+    write_json(output / FILE, found)
+    return {name: value["value"] if isinstance(value, Mapping) else value for name, value in found.items()}
 
 
 def of_responses(rows: Sequence[Response]) -> dict[str, Any]:
@@ -90,61 +60,6 @@ def of_responses(rows: Sequence[Response]) -> dict[str, Any]:
     return measures
 
 
-def drawn_logps(row: Response) -> list[float]:
-    """Log-probabilities (nats) of a response's tokens in the distribution that they were drawn from; else the model's.
-
-    Empty if neither is recorded.
-    """
-    return row.sampled_logps or row.logps or []
-
-
-def mismatch(responses: Path, writer: ModelConfig, rows: Sequence[Response]) -> float | None:
-    """Mean distance (nats per token) of recorded log-probabilities to those that training's passes give the writer.
-
-    It is what sampling and training round differently. None where none of the model's own are recorded. Raises
-    DataError for a distance that rounding does not explain: what samples is not what was trained.
-    """
-    rows = [row for row in rows if row.logps]
-    if not rows:
-        return None
-    scores = token_logps(writer, rows, "re-score: writer")
-    recorded = [logp for row in rows for logp in row.logps or ()]
-    distance = float(np.abs(np.array(recorded) - np.concatenate(scores)).mean())
-    dtypes = {stored_dtype(writer) if writer.dtype == "auto" else writer.dtype, *(row.dtype for row in rows)}
-    most = MOST_IN_FLOAT32 if dtypes == {"float32"} else MOST_MISMATCH
-    if not distance <= most:
-        raise DataError(
-            f"{responses}: the log-probabilities of its tokens are {distance:.3g} nats per token away from those of "
-            f"{writer.label}, which should have written them, and rounding explains {most:g} at most: another "
-            f"model, or another state of it, has; delete {responses.parents[1] / 'sample'}, and the same command "
-            "samples again"
-        )
-    return distance
-
-
-def token_logps(model: ModelConfig, rows: Sequence[Response], description: str) -> list[NDArray[np.float32]]:
-    """Log-probabilities (nats) of each response's tokens under a model."""
-    items = [(row.prompt_token_ids or [], row.token_ids or []) for row in rows]
-    return score_responses(load_model(model), items, description=description)
-
-
-def score(model: ModelConfig, rows: Sequence[Response], description: str) -> list[float]:
-    """Log-probability (nats) of each response under a model."""
-    return [float(values.astype(np.float64).sum()) for values in token_logps(model, rows, description)]
-
-
-def kl(rows: Sequence[Response], start: Sequence[float] | None) -> dict[str, Any]:
-    """KL divergence of the writer to the start, in nats per response, with an interval over prompts.
-
-    The mean of log μ − log π_start over responses that the writer μ has drawn: without bias, and below 0 by chance
-    where the two are close. Exactly 0 where the start is the writer (`start` is None).
-    """
-    logratios = [0.0] * len(rows)
-    if start is not None:
-        logratios = [sum(drawn_logps(row)) - value for row, value in zip(rows, start, strict=True)]
-    return mean_by_prompt(logratios, [1.0] * len(rows), [row.prompt_id for row in rows])
-
-
 def of_training(rows: Sequence[Response], trained: Sequence[float]) -> dict[str, Any]:
     """How far training went from the writer μ of the responses, by the trained model's log-probability of each (nats).
 
@@ -157,6 +72,11 @@ def of_training(rows: Sequence[Response], trained: Sequence[float]) -> dict[str,
     share = float(weights.sum() ** 2 / (weights @ weights) / len(weights))
     moved = mean_by_prompt((-logs).tolist(), [1.0] * len(rows), [row.prompt_id for row in rows])
     return {"kl_of_round": moved, "effective_share": share}
+
+
+def measures(written: Path, measured: Path) -> dict[str, Any]:
+    """What was measured of a round: before its training, in the folder `written`, and after it, in `measured`."""
+    return {**read_json(written / FILE), **read_json(measured / FILE)}
 
 
 def reason_to_stop(stop: StopConfig, measures: Sequence[Mapping[str, Any]]) -> str | None:
@@ -200,19 +120,19 @@ def _no_gain(number: int, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
     )
 
 
-def row(number: int, method: str, measured: Path, trained: Path, replay: Path) -> dict[str, Any]:
+def row(number: int, method: str, written: Path, measured: Path, trained: Path, replay: Path) -> dict[str, Any]:
     """A line of rounds.jsonl: what was measured of a round, its pairs, and what its training says.
 
-    measured, trained, replay: folders of these units; the last need not exist. `pairs` are those that were trained on,
-    `replayed` those of earlier rounds among all. `saturated` is the share of the pairs of the last logged steps whose
-    margin has practically no gradient left; None where the method has no margin.
+    written, measured, trained, replay: folders of these units; the last need not exist. `pairs` are those that were
+    trained on, `replayed` those of earlier rounds among all. `saturated` is the share of the pairs of the last logged
+    steps whose margin has practically no gradient left; None where the method has no margin.
     """
     summary = read_json(trained / MANIFEST)["summary"]
     drawn = replay / MANIFEST
     logged = [line for line in read_json(trained / STATE)["log_history"] if "loss" in line]
     return {
         **{"round": number, "method": method},
-        **read_json(measured / FILE),
+        **measures(written, measured),
         **{name: summary[name] for name in ("pairs", "held_out_pairs", "steps", "loss")},
         "replayed": read_json(drawn)["summary"]["replayed"] if drawn.is_file() else 0,
         "saturated": logged[-1].get("rewards/saturated") if logged else None,

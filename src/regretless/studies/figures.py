@@ -18,10 +18,10 @@ from regretless.core.files import atomic_path, read_json
 from regretless.core.intervals import over_seeds
 from regretless.core.text_cleaning import one_line
 from regretless.data.rows import read_rows
+from regretless.reporting.collect import training_log
 from regretless.studies.compared_runs import SEPARATOR, Run
 from regretless.studies.comparison import Column, Comparison, Decoding, Over, Table, TableRow
 from regretless.studies.tables import title_of
-from regretless.training import log
 from regretless.workflow.run_folder import BASE
 
 if TYPE_CHECKING:
@@ -305,8 +305,8 @@ def _sweeps(comparison: Comparison) -> Iterator[Drawing]:
 # --- learning curves, and curves over rounds -------------------------------------------------------------------------
 
 
-Points = Mapping[int, Mapping[str, Any]]
-"""Measures by step, or by round."""
+Points = Mapping[tuple[int, ...], Mapping[str, Any]]
+"""Measures by round and step in it, or by round."""
 
 
 def _curves(comparison: Comparison) -> Iterator[Drawing]:
@@ -316,15 +316,14 @@ def _curves(comparison: Comparison) -> Iterator[Drawing]:
 
 
 def _logged(run: Path, method: str) -> Points:
-    training = log.read(run / "train" / method / log.LOG_FILE)
-    return {} if training is None else {int(line["step"]): line for line in training.lines}
+    return {(line["round"], line["step"] - line["begin"]): line for line in training_log(run, method)}
 
 
 def _measured(run: Path, method: str) -> Points:
     file = run / "rounds" / "rounds.jsonl"
     rows = [row for _, row in read_rows(file) if isinstance(row, dict)] if file.is_file() else []
     return {
-        int(row["round"]): {key: of["value"] if isinstance(of, Mapping) else of for key, of in row.items()}
+        (row["round"],): {key: of["value"] if isinstance(of, Mapping) else of for key, of in row.items()}
         for row in rows
         if row["method"] == method
     }
@@ -340,7 +339,8 @@ def _over_runs(
 ) -> Iterator[Drawing]:
     """For each model, a panel for each measure that is there: a method's mean over its runs, with a band.
 
-    read: what is drawn of a run folder and method, by place on the axis and measure.
+    read: what is drawn of a run folder and method, by measure: `axis` is the place on the axis, and `begin`, where it
+    is there, a place that gets an upright line.
     """
     for model in dict.fromkeys(run.model or "" for run in comparison.runs):
         logs: dict[str, list[Points]] = {}
@@ -350,36 +350,43 @@ def _over_runs(
             ):
                 if points := read(run.path, method):
                     logs.setdefault(TableRow(method, run.variant or "").label, []).append(points)
-        measures = [key for key in measures_of if any(_curve(runs, key) for runs in logs.values())]
+        measures = [key for key in measures_of if any(_curve(runs, key, axis) for runs in logs.values())]
         if not measures:
             continue
         figure, panels = _panels(len(measures))
         looks = _looks(list(logs))
+        begins = {begin for runs in logs.values() for _, begin, _ in _curve(runs, "begin", axis)} - {0.0}
         for key, axes in zip(measures, panels, strict=True):
             for label, runs in logs.items():
-                if curve := _curve(runs, key):
+                if curve := _curve(runs, key, axis):
                     x, y, sd = np.array(curve).T
                     axes.plot(
                         x, y, lw=1.2, color=looks[label]["color"], label=_text(label), marker="o" if len(x) == 1 else ""
                     )
                     axes.fill_between(x, y - sd, y + sd, color=looks[label]["color"], alpha=0.18, linewidth=0)
+            for begin in sorted(begins):
+                axes.axvline(begin, color=COLORS[0], lw=0.6, ls=":")
             axes.set_xlabel(axis, fontsize=SIZE)
             axes.set_ylabel(measures_of[key], fontsize=SIZE)
         _legend(figure, panels)
         most = max(map(len, logs.values()))
         band = f": means over up to {most} runs, with one standard deviation" if most > 1 else ""
-        yield Drawing(f"{name}-{model}", f"{what} of {model}{band}.", figure)
+        marks = "; dotted lines: a round ends, and the next begins" if begins else ""
+        yield Drawing(f"{name}-{model}", f"{what} of {model}{band}{marks}.", figure)
 
 
-def _curve(runs: Sequence[Points], key: str) -> list[tuple[float, float, float]]:
-    """Step, mean and standard deviation over runs (0 for one), at the steps that all of them logged."""
+def _curve(runs: Sequence[Points], key: str, axis: str) -> list[tuple[float, float, float]]:
+    """Place on the axis, mean and standard deviation over runs (0 for one), of what all of them logged.
+
+    The place is a mean, too: later rounds begin at other steps where earlier ones had other numbers of them.
+    """
     points = []
-    for step in sorted(set.intersection(*(set(run) for run in runs))):
-        values = [run[step].get(key) for run in runs]
+    for place in sorted(set.intersection(*(set(run) for run in runs))):
+        values = [run[place].get(key) for run in runs]
         numbers = [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
         if len(numbers) == len(runs):
             spread = over_seeds(numbers)
-            points.append((float(step), spread.mean, spread.sd if spread.n > 1 else 0.0))
+            points.append((mean(run[place][axis] for run in runs), spread.mean, spread.sd if spread.n > 1 else 0.0))
     return points
 
 

@@ -162,8 +162,9 @@ def train_in_this_process(
         trainer.card.measured_at_the_end = _evaluate(trainer, held_out, output)
         summary |= trainer.card.measured_at_the_end
     if keep_optimizer and trainer.is_world_process_zero():
-        with atomic_path(output / OPTIMIZER) as temporary:
-            torch.save(trainer.optimizer.state_dict()["state"], temporary)
+        # To a handle: torch keeps a path's name in the file, and this one is drawn at random.
+        with atomic_path(output / OPTIMIZER) as temporary, temporary.open("wb") as handle:
+            torch.save(trainer.optimizer.state_dict()["state"], handle)
     _publish(trainer, output)
     return summary
 

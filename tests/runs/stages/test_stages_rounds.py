@@ -114,6 +114,8 @@ def test_rounds_when_another_model_samples_than_the_one_just_trained_then_they_e
     with pytest.raises(DataError, match=r"rounds/3/dpo/sample, and the same command samples again") as error:
         ran(again, finished, SHARE)
     assert "rounds/2/dpo/train/dpo, which should have written them" in str(error.value)
+    finished_units = sorted(path.parent.name for path in (again / "rounds/3").rglob("manifest.json"))
+    assert finished_units == ["prompts", "sample"] and not (again / "rounds/3/dpo/train").exists()
 
 
 @pytest.mark.slow
@@ -185,7 +187,7 @@ def test_rounds_when_a_bound_is_exceeded_then_the_result_is_the_round_that_was_m
 ) -> None:
     assert ran(again, finished, {**SHARE, "stop": {"kl": 1e-9}}) == ["train/dpo"]
     manifest = read_json(again / "train/dpo/manifest.json")
-    divergence = read_json(again / "rounds/2/dpo/measure/dpo/measures.json")["kl_to_start"]["value"]
+    divergence = read_json(again / "rounds/2/dpo/writer/measures.json")["kl_to_start"]["value"]
     assert divergence > 1e-9, "else the test shows nothing"
     assert manifest["summary"] == {"round": 2, "of": 3, "stopped": manifest["settings"]["stopped"]}
     assert f"is {divergence:.3g} nats" in manifest["summary"]["stopped"]
@@ -200,7 +202,7 @@ def test_rounds_when_planned_then_all_are_known_before_the_first_and_done_behind
         assert not plan.problems and [row.stage for row in plan.rows] == ["rounds"]
         return {one.unit.name: one.unit.state for one in plan.rows[0].estimates}
 
-    of_a_round = ("sample", "verify", "pair", "replay", "train/dpo", "measure/dpo")
+    of_a_round = ("sample", "writer", "verify", "pair", "replay", "train/dpo", "measure/dpo")
     names = {f"rounds/{number}/prompts" for number in (1, 2, 3)} | {"train/dpo"}
     names |= {f"rounds/1/{name}" for name in of_a_round if name != "replay"}
     names |= {f"rounds/{number}/dpo/{name}" for number in (2, 3) for name in of_a_round}
@@ -300,6 +302,27 @@ def test_rounds_when_they_have_one_schedule_and_other_numbers_of_steps_then_each
         rates = [line["learning_rate"] for line in log if "loss" in line]
         share = [(number - 1 + step / len(rates)) / 3 for step in range(len(rates))]
         np.testing.assert_allclose(rates, [0.01 * (1 - done) for done in share], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("most_age", "expected"),
+    [
+        (None, {2: ["1"], 3: ["2/dpo", "1"], 4: ["3/dpo", "2/dpo", "1"]}),
+        (1, {2: ["1"], 3: ["2/dpo"], 4: ["3/dpo"]}),
+        (2, {2: ["1"], 3: ["2/dpo", "1"], 4: ["3/dpo", "2/dpo"]}),
+    ],
+)
+def test_replay_when_an_age_is_set_then_a_round_draws_from_the_rounds_before_up_to_it_the_last_first(
+    most_age: int | None, expected: dict[int, list[str]], tmp_path: Path
+) -> None:
+    rounds = {"count": 4, "replay": {"share": 0.5, "most_age": most_age}}
+    recipe = rounds_recipe(tmp_path, Path(BASE), rounds)
+    units = itertools.chain(*Listing(recipe, recipe.run_dir, "rounds").groups)
+    earlier = {unit.name: unit.task["earlier"] for unit in units if unit.name.endswith("/replay")}
+    assert earlier == {
+        f"rounds/{number}/dpo/replay": [tmp_path / "rounds" / place / "pair/pairs.parquet" for place in places]
+        for number, places in expected.items()
+    }
 
 
 BASE, SECOND = "base", "{run}/rounds/2/dpo/train/dpo"

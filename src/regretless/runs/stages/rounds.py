@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from regretless.runs.recipe import Recipe
     from regretless.training.train_config import TrainConfig
 
-PROMPTS, REPLAY, MEASURE, TRAIN = "prompts", "replay", "measure", "train"
-"""Folders of a round, besides those of its stages."""
+PROMPTS, WRITER, REPLAY, MEASURE, SAMPLE, TRAIN = "prompts", "writer", "replay", "measure", "sample", "train"
+"""Folders of a round: its own, and those of two stages."""
 FILE = "rounds.jsonl"
 OPTIMIZER = "optimizer.pt"
 """The file of a training that keeps the state of its optimizer."""
@@ -42,7 +42,7 @@ class Rounds(Stage["RoundsConfig"]):
     """Repeats the stages from `sample` to `train`."""
 
     name = "rounds"
-    repeats = ("sample", "verify", "judge", "rollout", "pair", "mask", "inspect", TRAIN)
+    repeats = (SAMPLE, "verify", "judge", "rollout", "pair", "mask", "inspect", TRAIN)
     writes = ("prompts.jsonl", "refused.jsonl", "pairs.parquet", "measures.json", *Training.writes)
     uses = ("pairs", "model")
     result = PAIRS
@@ -55,7 +55,7 @@ class Rounds(Stage["RoundsConfig"]):
         shared = [_Round(config, run.recipe, number, "") for number in range(1, config.count + 1)]
         if asked := [self._prompts(config, run, now) for now in shared if now.prompts and not now.rests]:
             yield asked
-        for units in self._until_pairs(run, _Round(config, run.recipe, 1, "")):
+        for units in self._until_pairs(config, run, shared[0]):
             yield [replace(unit, models_stay=stay) for unit in units]
         for method in _methods(run.recipe):
             for units in self._chain(config, run, method):
@@ -63,7 +63,7 @@ class Rounds(Stage["RoundsConfig"]):
 
     def _chain(self, config: RoundsConfig, run: Run, method: str) -> Iterator[Sequence[Unit]]:
         """The rounds of one method, and its result: from the first round's training on."""
-        from regretless.rounds import measure
+        from regretless.rounds.measure import measures, reason_to_stop
 
         measured: list[Mapping[str, Any]] = []
         for number in range(1, config.count + 1):
@@ -71,7 +71,7 @@ class Rounds(Stage["RoundsConfig"]):
             if now.rests:
                 yield [self._prompts(config, run, now)]
             if number > 1:
-                yield from self._until_pairs(run, now)
+                yield from self._until_pairs(config, run, now)
             pairs = Path(now.run(run).latest(PAIRS, TRAIN))
             if config.replay is not None and number > 1:
                 unit = self._replay(config, run, now, pairs)
@@ -83,21 +83,24 @@ class Rounds(Stage["RoundsConfig"]):
                 (trained,) = units
                 yield units
             assert trained is not None
-            yield [self._measure(config, run, now)]
+            yield [self._measure(config, run, now, MEASURE)]
             stopped = None
             if config.stop.is_set:
                 if run.awaits(now.measured):
                     return
-                measured.append(read_json(run.path(now.measured, measure.FILE)))
-                stopped = measure.reason_to_stop(config.stop, measured)
+                measured.append(measures(run.path(now.written), run.path(now.measured)))
+                stopped = reason_to_stop(config.stop, measured)
             if stopped is not None or number == config.count:
                 yield [self._result(config, run, now, trained, stopped)]
                 return
 
-    def _until_pairs(self, run: Run, now: _Round) -> Iterator[Sequence[Unit]]:
-        """The stages of a round before training."""
+    def _until_pairs(self, config: RoundsConfig, run: Run, now: _Round) -> Iterator[Sequence[Unit]]:
+        """The stages of a round before training; what another model has sampled goes no further."""
         inner = now.run(run)
-        yield from inner.units([name for name in stages_of(inner.recipe) if name != TRAIN])
+        yield from inner.units([SAMPLE])
+        yield [self._measure(config, run, now, WRITER)]
+        if rest := [name for name in stages_of(inner.recipe) if name not in (SAMPLE, TRAIN)]:
+            yield from inner.units(rest)
 
     def _prompts(self, config: RoundsConfig, run: Run, now: _Round) -> Unit:
         assert run.recipe.sample is not None and now.prompts is not None
@@ -120,15 +123,17 @@ class Rounds(Stage["RoundsConfig"]):
         inputs = {"pairs": pairs, **{f"earlier-{age}": path for age, path in enumerate(earlier, 1)}}
         return run.unit(self, f"{now.folder}/{REPLAY}", drawn, task, inputs=inputs)
 
-    def _measure(self, config: RoundsConfig, run: Run, now: _Round) -> Unit:
-        responses = Path(now.run(run).latest(RESPONSES, "pair"))
+    def _measure(self, config: RoundsConfig, run: Run, now: _Round, work: str) -> Unit:
+        """A unit in which models score responses of a round: WRITER, before its training, or MEASURE, after it."""
+        models: dict[str, ModelConfig | None] = {"trained": now.trained()}
+        name, responses = now.measured, Path(now.run(run).latest(RESPONSES, "pair"))
+        if work == WRITER:
+            models = {"writer": now.writer(), "start": None if now.number == 1 else run.model}
+            name, responses = now.written, Path(now.run(run).latest(RESPONSES, "verify"))
         drawn = {"most": config.measured, "seed": now.seed(config.seed)}
-        start = None if now.number == 1 else run.model
-        models = {"writer": now.writer(), "start": start, "trained": now.trained()}
-        task = {"work": "regretless.rounds.measure", "responses": responses, **models, **drawn}
-        settings = {**drawn, **{name: model and dump(model) for name, model in models.items()}}
-        inputs, need = {"responses": responses, "trained": run.path(now.training)}, Need(MEASURE, gpus=1)
-        return run.unit(self, now.measured, settings, task, inputs=inputs, need=need)
+        task = {"work": f"regretless.rounds.{work}", "responses": responses, **models, **drawn}
+        settings = {**drawn, **{key: model and dump(model) for key, model in models.items()}}
+        return run.unit(self, name, settings, task, inputs={"responses": responses}, need=Need(work, gpus=1))
 
     def _result(self, config: RoundsConfig, run: Run, now: _Round, trained: Unit, stopped: str | None) -> Unit:
         """The model of the last round as the method's, with the settings of its training."""
@@ -153,7 +158,7 @@ class Rounds(Stage["RoundsConfig"]):
             last = read_json(run.path(TRAIN, method, MANIFEST))["summary"]["round"]
             for number in range(1, last + 1):
                 now = _Round(config, run.recipe, number, method)
-                folders = (now.measured, now.training, f"{now.folder}/{REPLAY}")
+                folders = (now.written, now.measured, now.training, f"{now.folder}/{REPLAY}")
                 rows.append(row(number, method, *map(run.path, folders)))
             data[method] = cards.data_of(now.run(run))
         write_jsonl(run.path(self.place, FILE), rows)
@@ -239,7 +244,7 @@ class Rounds(Stage["RoundsConfig"]):
         if not _can_repeat(run.recipe):
             return
         methods, numbers = _methods(run.recipe), range(1, config.count + 1)
-        between = [PROMPTS, MEASURE, *([] if config.replay is None else [REPLAY])]
+        between = [PROMPTS, WRITER, MEASURE, *([] if config.replay is None else [REPLAY])]
         yield TRAIN, methods, None
         yield self.place, [str(number) for number in numbers], None
         for folder in (TRAIN, MEASURE):
@@ -267,12 +272,14 @@ class _Round:
         self.config, self.outer, self.number, self.method = config, recipe, number, method
         place = Rounds.name
         self.folder = f"{place}/1" if number == 1 else f"{place}/{number}/{method}"
+        self.written = f"{self.folder}/{WRITER}"
         self.training, self.measured = f"{self.folder}/{TRAIN}/{method}", f"{self.folder}/{MEASURE}/{method}"
         self.rests = config.rest is not None and number > 1
         """True if earlier responses decide which prompts it asks."""
         asks_all = config.prompts == "all" and not self.rests
         self.prompts = None if asks_all else f"{self.folder if self.rests else f'{place}/{number}'}/{PROMPTS}"
         """The folder of its prompts; None if it asks all that the recipe names."""
+        self._recipes: dict[bool, Recipe] = {}
 
     def before(self, most: int | None) -> list[_Round]:
         """Earlier rounds of its method, the last first; at most so many."""
@@ -293,6 +300,11 @@ class _Round:
 
     def recipe(self, *, training: bool = False) -> Recipe:
         """The recipe of the round; with `training`, of its training alone."""
+        if training not in self._recipes:
+            self._recipes[training] = self._made(training)
+        return self._recipes[training]
+
+    def _made(self, training: bool) -> Recipe:
         outer, config = self.outer, self.config
         assert outer.sample is not None and outer.train is not None and outer.model is not None
         sections: dict[str, Any] = {

@@ -7,6 +7,7 @@ folder, which a stage imports when it is called: it may take seconds.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -315,15 +316,33 @@ def stages_of(recipe: Recipe) -> list[str]:
 def do_units(folder: RunFolder, units: Sequence[Unit], session: Session) -> None:
     """Do a group of units, but for those that are done (`RunFolder.do_together`)."""
     named = {unit.name: unit for unit in units}
-    if any(unit.models_stay for unit in units):
-        from regretless.modeling.kept_models import models_stay_loaded
-
-        session.get(models_stay_loaded, models_stay_loaded)
 
     def work(todo: Mapping[str, Path]) -> list[dict[str, Any]]:
+        if any(unit.models_stay for unit in units):
+            session.get(_models_and_modules_stay, _models_and_modules_stay)
         return STAGES[units[0].stage].run([named[name] for name in todo], list(todo.values()), session)
 
     folder.do_together(units, work)
+
+
+@contextlib.contextmanager
+def _models_and_modules_stay() -> Iterator[None]:
+    """Within the block, models stay loaded, and the garbage collector passes over what was there before it.
+
+    Sampling and training collect garbage each time they end, which takes as long as there are objects: those of
+    imported modules are nearly all, and never garbage.
+    """
+    import regretless.sampling.transformers_engine
+    import regretless.training.trainer  # noqa: F401 so that its modules are passed over, too
+    from regretless.modeling.kept_models import models_stay_loaded
+
+    gc.collect()
+    gc.freeze()
+    try:
+        with models_stay_loaded():
+            yield
+    finally:
+        gc.unfreeze()
 
 
 class Listing(RunFolder):
