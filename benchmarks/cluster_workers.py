@@ -24,7 +24,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.text_cleaning import never_fail_to_print
 from regretless.data.prompts import PromptRow
 from regretless.modeling.load import ModelConfig
 from regretless.sampling.engine_settings import SamplingParams

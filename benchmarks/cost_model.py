@@ -21,7 +21,7 @@ from pairs import synthetic_pairs, times_fewer_tokens
 from sides import SMALL_QWEN3, Case, measure
 from spread import spread
 
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.text_cleaning import never_fail_to_print
 
 QUERIES, PROMPT, RESPONSE, VOCABULARY = 4, 100, 100, 8192
 """Queries of a step, and mean tokens: the point at which every curve passes."""

@@ -31,7 +31,7 @@ from pairs import Pair, conversation_pairs, synthetic_pairs, whole_queries
 from sides import LORA, PAIRS_PER_STEP, QWEN3_1_7B, SMALL_QWEN3, Case, measure
 from train_vs_trl import TRL_GRID, agree, ratio, share_of_limit
 
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.text_cleaning import never_fail_to_print
 
 Result = TypeVar("Result")
 MICROBATCHES = (4, 8, 16)

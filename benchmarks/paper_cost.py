@@ -14,7 +14,7 @@ import argparse
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.text_cleaning import never_fail_to_print
 from regretless.runs.recipe import Recipe, load_recipe
 from regretless.servers.judge_client import JudgeAccess
 

@@ -23,7 +23,7 @@ from typing import Any
 from pairs import Pair, synthetic_pairs
 from sides import Case, measure
 
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.text_cleaning import never_fail_to_print
 
 PROMPT, RESPONSE, VOCABULARY = 104, 150, 8192
 NO_LIMIT = 1 << 30

@@ -54,7 +54,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.text_cleaning import never_fail_to_print
 from regretless.data.columns import Text
 from regretless.data.prompts import PromptRow
 from regretless.modeling.decoding import Decoder

@@ -17,7 +17,7 @@ import time
 
 from spread import spread
 
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.text_cleaning import never_fail_to_print
 from regretless.world.problems import Faults, Generator, solve
 
 IMPORTS = "import regretless; regretless.PreferenceTrainer, regretless.PreferenceConfig"

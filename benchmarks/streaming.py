@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.text_cleaning import never_fail_to_print
 from regretless.data.columns import FLOATS, IDS
 from regretless.modeling.layout import Item
 from regretless.modeling.load import tokenizer_fingerprint

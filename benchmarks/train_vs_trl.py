@@ -40,7 +40,7 @@ from pairs import (
 from sides import LISTED, PAIRS_PER_STEP, QWEN3_1_7B, Case, measure
 from spread import spread
 
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.text_cleaning import never_fail_to_print
 
 PAIRS_COMPARED = 8
 """Pairs whose loss and gradient must agree: two 2 × 2 queries, one of the largest model; TRL takes them all at once."""

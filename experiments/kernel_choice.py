@@ -17,7 +17,7 @@ from pathlib import Path
 
 from theory_common import table
 
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.text_cleaning import never_fail_to_print
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "quickstart.yaml"
 SHORT = (

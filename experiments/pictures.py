@@ -20,7 +20,7 @@ from theory import END, Problem, TokenTree
 from theory.split import split
 from theory_common import BLUE, FIGURES, GRAY, GREEN, ORANGE, PURPLE, save_figure, start_figure, table
 
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.text_cleaning import never_fail_to_print
 from regretless.modeling.layout import Item, Layout, lay_out
 from regretless.objectives.weights import repo_weights
 

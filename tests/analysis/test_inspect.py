@@ -428,3 +428,28 @@ def test_pairs_when_sorted_then_the_lowest_come_first_and_what_has_no_number_is_
     ):
         with pytest.raises(ConfigError, match=problem):
             shown(sort=name, **settings)
+
+
+def test_lists_when_a_method_trains_on_them_then_they_are_counted_and_its_loss_is_over_them(
+    policy: ModelConfig, pairs: list[Pair], plain: Any, tmp_path: Path
+) -> None:
+    def score(text: Any, logps: list[float] | None) -> float:
+        return double_sum(plain(text)[1], logps or [])
+
+    mixed = [pairs[0], pairs[2], pairs[1]]  # c1 > w1, c2 > w1, c1 > w2
+    write_records(tmp_path / "pairs.jsonl", mixed)
+    settings = InspectConfig(sort="repo_listwise", show=3)
+    run(settings, tmp_path / "pairs.jsonl", policy, tmp_path, {"repo_listwise": {}, "dpo": {}})
+    found = json.loads((tmp_path / "inspect.json").read_text())
+    assert (found["lists"]["lists"], found["lists"]["responses"]["min"], found["lists"]["responses"]["max"]) == (
+        2,
+        2,
+        3,
+    )
+    scores = [[score(side.text, side.logps) for side in (p.chosen, p.rejected)] for p in mixed if p.rejected]
+    of_lists = [[scores[0][0], scores[0][1], scores[2][1]], scores[1]]
+    expected = np.mean([np.logaddexp.reduce(one) - one[0] for one in of_lists])
+    assert found["objectives"]["repo_listwise β=1"]["loss"] == pytest.approx(expected, abs=1e-4)
+    assert found["objectives"]["dpo β=0.1"]["loss"] == pytest.approx(np.log(2))
+    margins = {int(one["source"].rpartition(":")[2]): one["value"] for one in found["shown"]}
+    assert margins == pytest.approx({number: c - r for number, (c, r) in enumerate(scores, 1)}, abs=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from regretless.data.tokenization import FUTURE, TokenizedPair
 from regretless.modeling.layout import Ids
 from regretless.objectives import Logps, Objective
-from regretless.objectives.base import SATURATED
+from regretless.objectives.base import NO_ROW, SATURATED
 from regretless.objectives.inputs import as_logps, of_data, padded, preferences, step_numbers, unit_numbers
 
 PAIRS_AT_ONCE = 128
@@ -58,18 +60,36 @@ def at_start(
 def values_at_start(
     objective: Objective, able: Sequence[TokenizedPair], reference: Reference, ends_step: Callable[[int], bool]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-    """Loss of each of the `usable` pairs, and rewards (pairs, 2) in nats (None without), before the first update."""
+    """Loss of each of the `usable` pairs, or of their lists, before the first update, and rewards (pairs, 2) in nats.
+
+    The rewards are None for a method without.
+    """
     losses: list[Tensor] = []
-    rewards: list[Tensor] = []
-    for start in range(0, len(able), PAIRS_AT_ONCE):
-        chunk = able[start : start + PAIRS_AT_ONCE]
-        rows = torch.arange(2 * len(chunk)).view(-1, 2)
+    rewards: dict[int, Tensor] = {}
+    lists = lists_of(able) if objective.lists else [[number] for number in range(len(able))]
+    for start in range(0, len(lists), PAIRS_AT_ONCE):
+        some = lists[start : start + PAIRS_AT_ONCE]
+        numbers = [number for one in some for number in one]
+        chunk, rows = [able[number] for number in numbers], torch.arange(2 * len(numbers)).view(-1, 2)
+        # Of each list the chosen row of its first pair, and the rejected rows of all.
+        ends = list(itertools.accumulate(map(len, some)))
+        parts = [rows[end - len(one) : end] for one, end in zip(some, ends, strict=True)]
+        taken = pad_sequence([torch.cat([part[:1, 0], part[:, 1]]) for part in parts], True, NO_ROW)
         logps = at_reference(objective, chunk, reference, ends_step)
-        output = objective(logps, rows, preferences(objective, [pair.preference_probability for pair in chunk]))
+        output = objective(logps, taken, preferences(objective, [pair.preference_probability for pair in chunk]))
         losses.append(output.pair_losses.flatten())
         if (of_pairs := output.pair_rewards(rows)) is not None:
-            rewards.append(of_pairs)
-    return torch.cat([torch.zeros(0), *losses]).numpy(), torch.cat(rewards).numpy() if rewards else None
+            rewards |= zip(numbers, of_pairs, strict=True)
+    in_order = torch.stack([rewards[number] for number in range(len(able))]).numpy() if rewards else None
+    return torch.cat([torch.zeros(0), *losses]).numpy(), in_order
+
+
+def lists_of(pairs: Sequence[TokenizedPair]) -> list[list[int]]:
+    """Indices of the pairs with one prompt and one chosen response: the lists that methods of `lists` train on."""
+    lists: dict[Any, list[int]] = {}
+    for number, pair in enumerate(pairs):
+        lists.setdefault((pair.prompt_ids, pair.chosen), []).append(number)
+    return list(lists.values())
 
 
 def spread(values: Any) -> dict[str, float] | None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from regretless.analysis.behavior_audit import FAR, gap, labeled, rescored
-from regretless.analysis.first_step import Reference, at_start, spread
+from regretless.analysis.first_step import Reference, at_start, lists_of, spread
 from regretless.analysis.near_duplicates import near_duplicates
 from regretless.analysis.pair_order import Ordered, in_order_of_column, in_order_of_margin
 from regretless.analysis.subset import whole_prompts
@@ -137,6 +137,7 @@ def run(
         "near_pairs": _near(near_pairs, tokenized),
         **_contamination(tokenized, benchmarks),
         "tokens": _tokens(tokenized),
+        "lists": _lists(tokenized) if any(each.lists for each in built.values()) else {},
         "lengths": _lengths(tokenized),
         "steps": _steps(tokenized),
     }
@@ -281,6 +282,12 @@ def _tokens(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
     return {"pairwise": pairwise, "distinct": distinct, "distinct_token_ratio": ratio, "continued": continued}
 
 
+def _lists(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
+    """How many lists a method of `lists` trains on, and the number of their responses."""
+    sizes = [1 + len(one) for one in lists_of(pairs)]
+    return {"lists": len(sizes), "responses": spread(sizes)}
+
+
 def _lengths(pairs: Sequence[TokenizedPair]) -> dict[str, Any]:
     return {
         "prompt": spread([len(prompt) for prompt in {pair.prompt_ids for pair in pairs}]),
@@ -400,6 +407,8 @@ def _show(results: Mapping[str, Any]) -> None:
         f"{data['prompts']} prompts; {data['refused']} rows rejected; a pairwise trainer reads "
         f"{tokens['pairwise']:,} tokens, {tokens['distinct_token_ratio']:.2f} times the distinct ones"
     )
+    lists = {f"{found['lists']:,} lists": found["responses"]} if (found := results["lists"]) else {}
+    show_table("responses of a list, the chosen one included", lists, ("mean", "min", "median", "q95", "max"))
     show_table("tokens", results["lengths"], ("mean", "min", "median", "q95", "max"))
     show_table("steps, where the data says where they end", results["steps"], ("mean", "min", "median", "q95", "max"))
     margins = {

@@ -1,4 +1,4 @@
-"""The command line: parsing only. Heavy imports wait until a command runs, so that `--help` answers at once."""
+"""The command line: parsing only. All other imports wait until a command runs: completion by a shell is not to wait."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from regretless.cli.info import objective_names, show_objectives, show_settings, values_of
+from regretless.cli.known import objective_names, stages, values_of
 from regretless.core import interrupt
 from regretless.core.errors import ConfigError, RegretlessError, storage_error
-from regretless.core.paths import NOTHING, page
 from regretless.core.ranks import lost_process_error
-from regretless.core.secrets import hide
-from regretless.core.terminal import never_fail_to_print
-from regretless.core.text_cleaning import printable
-from regretless.runs.stages import STAGES, Stage
+from regretless.core.text_cleaning import never_fail_to_print, printable
 
 
 class Commands(TyperGroup):
@@ -38,6 +34,8 @@ class Commands(TyperGroup):
         for before, text in zip(["regretless", *args], args, strict=False):
             is_flag = text.startswith("--") and text.endswith("=")
             if (is_flag or not text.strip()) and not ctx.resilient_parsing:  # as while a shell completes a command
+                from regretless.core.paths import NOTHING
+
                 flag = text.removesuffix("=") if is_flag else before
                 raise ConfigError(f"{flag}: {NOTHING}")
         return super().parse_args(ctx, args)
@@ -62,7 +60,7 @@ def packaged(kind: str) -> Callable[[str], list[str]]:
 
 def stage_names(incomplete: str) -> list[str]:
     """Completion of the names of stages."""
-    return [name for name in STAGES if name.startswith(incomplete)]
+    return [name for name in stages() if name.startswith(incomplete)]
 
 
 def settings_there(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -72,7 +70,7 @@ def settings_there(ctx: typer.Context, incomplete: str) -> list[str]:
     """
     command = str(ctx.command.name)
     of_recipe = "overrides" in ctx.params
-    keys = values_of(None if of_recipe else command if command in STAGES else "train")
+    keys = values_of(None if of_recipe else command if command in stages() else "train")
     words = ["", *(ctx.params["overrides" if of_recipe else "settings"] or [""])]
     before = words[-2 if words[-1] == "=" else -1]
     key, sign, _ = incomplete.partition("=")
@@ -177,7 +175,9 @@ class StageCommand(TyperCommand):
         # One that is only misspelled (`--ouput`) is left to the parser, which names the one that was meant.
         unknown = [name for name in names if name not in options and not get_close_matches(name, options)]
         if unknown and not ctx.resilient_parsing:  # as while a shell completes a command
-            trains = self.name not in STAGES or self.name == "train"
+            from regretless.core.paths import page
+
+            trains = self.name not in stages() or self.name == "train"
             raise ConfigError(
                 f"regretless {self.name}: no such option: {', '.join(dict.fromkeys(unknown))}; settings are written "
                 f"KEY=VALUE{'; ' + page('from_trl') + ' translates those of TRL' if trains else ''}"
@@ -186,8 +186,10 @@ class StageCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help of the flags, then every setting with type, default and meaning."""
+        from regretless.cli.info import show_objectives, show_settings
+
         super().format_help(ctx, formatter)
-        is_stage = self.name in STAGES
+        is_stage = self.name in stages()
         if not is_stage:
             show_objectives(str(self.name))
         # The short form of an objective sets it.
@@ -335,11 +337,12 @@ def study(
     )
 
 
-def _add_stage(stage: Stage[Any], to: typer.Typer, objective: str | None = None) -> None:
+def _add_stage(stage: str, to: typer.Typer, objective: str | None = None) -> None:
     """Add the command of a stage: its own flags, then settings file, output and settings.
 
     With an objective it is that objective's command.
     """
+    declared = stages()[stage]
 
     def command(**named: Any) -> None:
         config, output, settings = named.pop("config"), named.pop("output"), named.pop("settings") or []
@@ -349,7 +352,7 @@ def _add_stage(stage: Stage[Any], to: typer.Typer, objective: str | None = None)
                 raise ConfigError(f"{other[0]}: `regretless {objective}` trains {objective}; use `regretless train`")
             settings = [f"objective={objective}", *settings]
 
-        if stage.name == "report" and (run_dir := named["run_dir"]) is not None:
+        if stage == "report" and (run_dir := named["run_dir"]) is not None:
             # A setting in its place: neither a folder, whose name may have the sign too, nor a path.
             key, sign, _ = str(run_dir).partition("=")
             if sign and "/" not in key and not run_dir.is_dir():
@@ -359,10 +362,10 @@ def _add_stage(stage: Stage[Any], to: typer.Typer, objective: str | None = None)
         from regretless.cli import verbs
         from regretless.cli.request import Request
 
-        verbs.stage(Request(stage.name, config, output, settings, named, as_json, objective or ""))
+        verbs.stage(Request(stage, config, output, settings, named, as_json, objective or ""))
 
-    options = {name: FLAGS[name] for name in stage.flags}
-    options |= {"config": Config, "output": OutputFlag if stage.result else FolderFlag, "settings": Settings}
+    options = {name: FLAGS[name] for name in declared["flags"]}
+    options |= {"config": Config, "output": OutputFlag if declared["result"] else FolderFlag, "settings": Settings}
     options["as_json"] = JsonFlag
     parameters = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=False if kind is JsonFlag else None, annotation=kind)
@@ -370,20 +373,20 @@ def _add_stage(stage: Stage[Any], to: typer.Typer, objective: str | None = None)
     ]
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = options
-    command.__name__ = name = objective or stage.name
-    about = stage.about if objective is None else f"Short for `regretless train objective={objective}`."
+    command.__name__ = name = objective or stage
+    about = declared["about"] if objective is None else f"Short for `regretless train objective={objective}`."
     to.command(name=name, help=about.replace("[", r"\["), cls=StageCommand)(command)  # no markup of rich
 
 
 def _short_form(objective: str) -> Any:
     """The command that trains with one objective."""
     alone = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    _add_stage(STAGES["train"], alone, objective)
+    _add_stage("train", alone, objective)
     return typer.main.get_command(alone)
 
 
-for _stage in STAGES.values():
-    if _stage.about:
+for _stage, _declared in stages().items():
+    if _declared["about"]:
         _add_stage(_stage, app)
 
 
@@ -477,6 +480,8 @@ def settings(
     as_json: JsonFlag = False,
 ) -> None:
     """Print every setting of a stage, or of all stages, with type, default and meaning."""
+    from regretless.cli.info import show_settings
+
     show_settings(stage, as_json=as_json)
 
 
@@ -486,6 +491,8 @@ def objectives(
     as_json: JsonFlag = False,
 ) -> None:
     """Print the objectives, or one, with their hyperparameters."""
+    from regretless.cli.info import show_objectives
+
     show_objectives(name, as_json=as_json)
 
 
@@ -506,16 +513,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with interrupt.handled():
             app(arguments)
     except RegretlessError as error:
-        _fail(error)
+        _end(f"error: {error}", error.exit_code)
     except Exception as error:
         message = storage_error(error) or lost_process_error(error)
         if message is None:
-            typer.echo(printable(hide(traceback.format_exc())), err=True)
-            sys.exit(1)
-        _fail(message)
+            _end(traceback.format_exc(), 1)
+        _end(f"error: {message}", message.exit_code)
 
 
-def _fail(error: RegretlessError) -> NoReturn:
-    """Print the error and exit with its exit code."""
-    typer.echo(printable(hide(f"error: {error}")), err=True)
-    sys.exit(error.exit_code)
+def _end(text: str, code: int) -> NoReturn:
+    """Print an error, without secrets, and exit."""
+    from regretless.core.secrets import hide
+
+    typer.echo(printable(hide(text)), err=True)
+    sys.exit(code)

@@ -10,11 +10,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from regretless.cli.info import EVERY
+from regretless.cli.known import EVERY
 from regretless.core.errors import lookup
 from regretless.core.setting_list import REQUIRED, Setting, settings_of, type_text
 from regretless.objectives import OBJECTIVES, Objective
 from regretless.runs.recipe import Recipe
+from regretless.runs.stages import STAGES
 from regretless.training.arguments import NOT_IN_RECIPES, PreferenceConfig
 
 
@@ -45,7 +46,7 @@ def settings_of_stage(name: str) -> list[Setting]:
 
 
 def declared() -> str:
-    """The text of `declared.json`: every section with its settings, every objective of this package with its own.
+    """The text of `declared.json`: sections and this package's objectives with their settings, stages as commands.
 
     `docs/make_settings.py` writes the file.
     """
@@ -55,7 +56,8 @@ def declared() -> str:
     }
     kinds = {name: OBJECTIVES[name].hyperparameters() for name in OBJECTIVES if name in OBJECTIVES.own}
     objectives = {name: _rows(of_one.values()) for name, of_one in [*kinds.items(), (EVERY, Objective.modifiers())]}
-    tables = {"sections": sections, "objectives": objectives}
+    stages = {name: {"about": one.about, "flags": one.flags, "result": one.result} for name, one in STAGES.items()}
+    tables = {"stages": stages, "sections": sections, "objectives": objectives}
     return json.dumps(tables, indent=1, ensure_ascii=False, default=str) + "\n"
 
 

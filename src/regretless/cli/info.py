@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from functools import cache
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection
 
 from rich.padding import Padding
 from rich.text import Text
 
+from regretless.cli.known import EVERY, declared_tables, sections, settings_from
 from regretless.core import plugins
 from regretless.core.errors import lookup
-from regretless.core.files import read_json
 from regretless.core.setting_list import PLACEHOLDERS, REQUIRED, Group, Setting, grouped
 from regretless.core.terminal import print_json, terminal
 
@@ -20,46 +17,6 @@ TRAINING_NOTE = (
     "Every argument of transformers' TrainingArguments (num_train_epochs, warmup_steps, …) is a setting too, and so is "
     "every hyperparameter of the objectives (`regretless objectives`)."
 )
-
-
-JSON_TYPES = ("string", "number", "integer", "boolean", "section", "mapping", "any")
-EVERY = "(all)"
-"""Stands for the objectives where hyperparameters are listed that all of them have."""
-
-
-@cache
-def sections() -> dict[str, dict[str, Any]]:
-    """The sections of a recipe by name: `meaning`, and `settings`."""
-    tables = _declared()["sections"]
-    return {name: {**one, "settings": _settings(one["settings"])} for name, one in tables.items()}
-
-
-def objective_names() -> list[str]:
-    """Names of the objectives, those of installed packages included, without importing any."""
-    return [
-        name for name in dict.fromkeys([*_declared()["objectives"], *plugins.offered("objectives")]) if name != EVERY
-    ]
-
-
-def values_of(section: str | None) -> dict[str, list[str]]:
-    """Settings of a section by key, or of all with the section in front, each with the values that have names."""
-    listed = [one for name, group in sections().items() if section in (None, name) for one in group["settings"]]
-    return {
-        one.key if section is None else one.key.removeprefix(f"{section}."): objective_names()
-        if one.key in ("train.objective", "inspect.objectives")
-        else [value for value in one.type.split(" or ") if " " not in value and value not in JSON_TYPES]
-        for one in listed
-    }
-
-
-@cache
-def _declared() -> Any:
-    """What `regretless.cli.declared` wrote when the package was made: reading it takes no torch."""
-    return read_json(Path(__file__).with_name("declared.json"))
-
-
-def _settings(rows: Iterable[dict[str, Any]]) -> list[Setting]:
-    return [Setting(**row) for row in rows]
 
 
 def notes_on(name: str, settings: list[Setting]) -> list[str]:
@@ -105,7 +62,7 @@ def show_objectives(name: str | None = None, *, as_json: bool = False) -> None:
 
     Raises ConfigError for an objective that is not known.
     """
-    tables = _declared()["objectives"]
+    tables = declared_tables()["objectives"]
     added = plugins.offered("objectives")
     problems: list[str] = []
     if added if name is None else (name in added or name not in tables):
@@ -114,8 +71,8 @@ def show_objectives(name: str | None = None, *, as_json: bool = False) -> None:
         found, problems = OBJECTIVES.usable() if name is None else ({name: OBJECTIVES.find(name)}, [])
         listed = {key: list(kind.hyperparameters().values()) for key, kind in found.items()}
     else:
-        listed = {key: _settings(tables[key]) for key in ([*tables][:-1] if name is None else [name])}
-    listed[EVERY] = _settings(tables[EVERY])
+        listed = {key: settings_from(tables[key]) for key in ([*tables][:-1] if name is None else [name])}
+    listed[EVERY] = settings_from(tables[EVERY])
     output = terminal()
     if as_json:
         rows = {objective: [each._asdict() for each in parameters] for objective, parameters in listed.items()}

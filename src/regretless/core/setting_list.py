@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pydantic import TypeAdapter
-
 BOUNDS = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
 REQUIRED = "required"
 PLACEHOLDERS = {"NAME": "a name of your choice", "N": "a place in a list"}
@@ -61,6 +59,8 @@ def settings_of(annotation: Any, key: str = "") -> list[Setting]:
 
     annotation: a section's class, or the annotation of a field that holds one, a list of them or a mapping.
     """
+    from pydantic import TypeAdapter  # takes time that those do not need who only print
+
     schema = TypeAdapter(annotation).json_schema()
     return list(_walk(schema, schema.get("$defs", {}), key, ()))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,16 +53,6 @@ def print_note(text: str) -> None:
 def print_json(value: Any) -> None:
     """Print a value as one JSON document, in ASCII, which no filter of `terminal` changes. NaN is a ValueError."""
     terminal().print(json.dumps(value, indent=2, allow_nan=False, default=str), soft_wrap=True)
-
-
-def never_fail_to_print() -> None:
-    """Print characters that the encoding of standard output or error lacks as escapes (\\u2265 for ≥), without errors.
-
-    For programs to call at their start: a terminal's encoding must not cost hours of work.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 class FoldingTable(Table):

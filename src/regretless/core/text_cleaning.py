@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import io
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -144,3 +146,13 @@ def _escaped(match: re.Match[str]) -> str:
 def one_line(text: str) -> str:
     """`printable` with line breaks as escapes too, so that text from a row cannot look like a line of its own."""
     return printable(text).replace("\n", "\\n").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def never_fail_to_print() -> None:
+    """Print characters that the encoding of standard output or error lacks as escapes (\\u2265 for ≥), without errors.
+
+    For programs to call at their start: a terminal's encoding must not cost hours of work.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

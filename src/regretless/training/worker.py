@@ -8,7 +8,7 @@ from pathlib import Path
 
 from regretless.core.files import read_json, write_json
 from regretless.core.ranks import is_first_process
-from regretless.core.terminal import never_fail_to_print
+from regretless.core.text_cleaning import never_fail_to_print
 from regretless.modeling.load import quiet_libraries
 from regretless.training.processes import RESULT_FILE, TASK_FILE, end_with_parent, write_failure
 from regretless.training.task import run_task

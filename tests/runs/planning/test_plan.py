@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from judge_helpers import judge_by, last_digit, write_responses
 from regretless.cli.app import app
+from regretless.core.continuations import Continuation, packed
 from regretless.core.errors import BudgetError
 from regretless.core.files import read_json
+from regretless.data.columns import Pair, Side
+from regretless.data.rows import write_records
 from regretless.labeling.pairing_rules import RULES
 from regretless.runs.miniature import smoke_recipe, surroundings
 from regretless.runs.pipeline import run_recipe
@@ -22,6 +26,7 @@ from regretless.runs.planning.counts import Assumed
 from regretless.runs.planning.dry_run import PlannedFolder, PlannedUnit, State
 from regretless.runs.planning.lengths import ResponseLengths
 from regretless.runs.planning.plan import Plan, make_plan
+from regretless.runs.planning.show import counts_text
 from regretless.runs.recipe import Recipe, load_recipe, parse_recipe
 from regretless.sampling.transformers_engine import TransformersEngine
 from regretless.workflow.run_folder import Unit
@@ -158,6 +163,72 @@ def test_training_that_is_interrupted_when_planned_then_it_goes_on_from_its_chec
     (one,) = [one for row in plan.rows for one in row.estimates if one.unit.name == "train/dpo"]
     assert (one.unit.state, one.parts) == (State.INTERRUPTED, (2, steps))
     assert [row.state_text for row in plan.rows if row.stage == "train"] == ["1 of 2 done, 1 interrupted"]
+
+
+def trainings(plan: Plan) -> dict[str, dict[str, float]]:
+    return {one.unit.name: one.counts for row in plan.rows for one in row.estimates if row.stage == "train"}
+
+
+def test_trainings_when_planned_with_their_pairs_at_hand_then_lists_steps_and_continuations_are_counted(
+    tmp_path: Path,
+) -> None:
+    def side(text: str, *lengths: int) -> Side:
+        ids = list(range(len(text)))
+        drawn = [Continuation(1, np.arange(n, dtype=np.int32), np.zeros(n, np.float32)) for n in lengths]
+        return Side(text=text, token_ids=ids, logps=[-1.0] * len(ids), continuations=packed(drawn))
+
+    better, other = side("yes", 3, 4), side("sure", 5)
+    given = [("a", better, "no"), ("a", other, "no"), ("a", better, "never"), ("b", better, "no"), ("a", better, "hm")]
+    pairs = [
+        Pair(prompt=prompt, chosen=chosen, rejected=side(text, 10), logps_kind="raw") for prompt, chosen, text in given
+    ]
+    write_records(tmp_path / "pairs.parquet", pairs)
+    lists = {"repo_listwise": {"estimator": "rollouts"}, "repo": {"estimator": "rollouts"}}
+    recipe = parse_recipe(
+        {
+            "name": "lists",
+            "output_dir": str(tmp_path / "run"),
+            "model": {"name_or_path": str(tmp_path)},
+            "pairs": {"dataset": str(tmp_path / "pairs.parquet")},
+            "train": {
+                "objective": ["repo_listwise", "repo", "dpo"],
+                "methods": {**lists, "dpo": {"max_steps": 7}},
+                "num_train_epochs": 2,
+                "pairs_per_step": 2,
+            },
+        },
+        "test",
+    )
+    plan = planned(recipe)
+    # Lists: yes > no, never, hm (to a); sure > no; yes > no (to b). Two steps an epoch, and three of five pairs.
+    chosen = {"lists": 7 + 5 + 7, "pairs": 7 + 5 + 7 + 7 + 7}
+    assert trainings(plan) == {
+        "train/repo_listwise": {"pairs": 5, "lists": 3, "steps": 4, "continued": 2 * (chosen["lists"] + 50)},
+        "train/repo": {"pairs": 5, "steps": 6, "continued": 2 * (chosen["pairs"] + 50)},
+        "train/dpo": {"pairs": 5, "steps": 7},
+    }
+    assert any("2 to 4 responses, 2.7 on average; a step has 2 lists" in text for text in plan.assumptions)
+    shown = counts_text(next(row for row in plan.rows if row.stage == "train"))
+    assert shown == "~15 pairs, ~3 lists, ~17 steps, ~304 tokens of continuations"
+
+
+def test_training_on_lists_when_planned_then_its_steps_are_those_of_the_run(folder: Path) -> None:
+    recipe = small(folder, "train.objective=repo_listwise", "train.pairs_per_step=3")
+    found = trainings(planned(recipe))["train/repo_listwise"]
+    run_recipe(recipe, only=["train"])
+    assert found["lists"] < found["pairs"] and found["steps"] == summary(folder, "train/repo_listwise")["steps"]
+
+
+def test_continuations_when_planned_before_the_rollout_then_the_most_for_a_response_is_said(tmp_path: Path) -> None:
+    measured = [
+        "rollout.k=2",
+        "rollout.max_tokens=16",
+        "rollout.positions=[0.5,0.7]",
+        "rollout.keep_continuations=true",
+    ]
+    plan = planned(small(tmp_path / "run", *measured, "train.objective=repo", "train.methods.repo.estimator=rollouts"))
+    (said,) = [text for text in plan.assumptions if text.startswith("train/repo: with each response")]
+    assert "at most 64 tokens" in said
 
 
 def judged(folder: Path, url: str, rule: str = "best_vs_random", **server: Any) -> Recipe:

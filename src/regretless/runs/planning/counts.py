@@ -7,16 +7,20 @@ import json
 import math
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
+from regretless.core.continuations import continued_tokens
 from regretless.core.errors import ConfigError, RegretlessError
 from regretless.core.settings import Section
+from regretless.data.columns import CONTINUATIONS, Pair, text_key
+from regretless.data.preferences import pair_chunks
 from regretless.data.prompts import PromptRow, PromptSource, load_prompts
 from regretless.data.responses import read_responses
 from regretless.data.rows import row_count
@@ -25,6 +29,7 @@ from regretless.labeling.judge import JudgeConfig, PromptGroup, group_responses,
 from regretless.labeling.verify import PART_ROWS
 from regretless.modeling.load import ModelConfig
 from regretless.modeling.training_folder import STATE, last_complete_checkpoint
+from regretless.objectives import build
 from regretless.rollouts.rollout import contexts_to_continue, subjects_of
 from regretless.runs.planning.chat_turns import ChatTurns
 from regretless.runs.planning.dry_run import PlannedFolder, PlannedUnit, State
@@ -37,9 +42,13 @@ from regretless.sampling.sample import asked_texts, usable_prompts
 from regretless.servers.ask import Question, key_of
 from regretless.servers.judge_client import JudgeAccess
 from regretless.servers.reply_store import ReplyStore
+from regretless.training.arguments import PreferenceConfig
 from regretless.workflow.run_folder import RUN, resolve, substitute
 
-COUNTS = ("prompts", "requests", "responses", "tokens_in", "tokens_out", "pairs", "steps", "dollars")
+COUNTS = (
+    *("prompts", "requests", "responses", "tokens_in", "tokens_out"),
+    *("pairs", "lists", "steps", "continued", "dollars"),
+)
 """Counts in the order in which they are shown."""
 PROMPT_TOKENS = 200
 """Of a prompt that is not at hand."""
@@ -78,6 +87,23 @@ class Estimate:
                     self.guessed.add(name)
 
 
+class _PairCounts(NamedTuple):
+    """What is counted of a pair: its list, and the tokens of each side's continuations."""
+
+    of_list: str
+    chosen: int
+    rejected: int
+
+    @classmethod
+    def of(cls, pair: Pair) -> _PairCounts:
+        """Pairs are of one list if training cannot tell their prompts and chosen responses from each other."""
+        key = text_key(
+            f"{text_key(pair.prompt)} {pair.chat_template_kwargs} {text_key(pair.chosen.text)} {pair.chosen.logps}"
+        )
+        sides = [continued_tokens(side.continuations) for side in pair.sides.values()]
+        return cls(key, sides[0], sum(sides[1:]))
+
+
 @dataclass
 class Counting:
     """Counts of all units of a recipe, in their order."""
@@ -92,6 +118,8 @@ class Counting:
     """Assumptions, each once, in the order in which they were made."""
     prompts: dict[str, list[PromptRow]] = field(default_factory=dict)
     """Prompts of the units of sampling, where they are at hand."""
+    _pairs: dict[tuple[Path, bool], list[_PairCounts]] = field(default_factory=dict)
+    """What is counted of the pairs of a file, read with or without their rejected sides."""
 
     def __post_init__(self) -> None:
         self.lengths = ResponseLengths(self.folder, self.assumed.response_tokens)
@@ -303,13 +331,74 @@ class Counting:
     # --- training ----------------------------------------------------------------------------------------------------
 
     def training(self, estimate: Estimate) -> None:
-        """Steps that an interrupted training does not repeat."""
-        if estimate.unit.state is not State.INTERRUPTED:
+        """What is trained on, where it is at hand; of an interrupted training, steps that it does not repeat."""
+        unit, task = estimate.unit, estimate.unit.unit.task
+        if unit.state is State.INTERRUPTED:
+            checkpoint, _ = last_complete_checkpoint(unit.folder)
+            if checkpoint is not None:
+                state = json.loads((Path(checkpoint) / STATE).read_text(encoding="utf-8"))
+                estimate.parts = state["global_step"], state["max_steps"]
+        config, name, source = task["config"], task["objective"], task["pairs"]
+        objective = build(name, **config.split_for(name)[0])
+        reads = CONTINUATIONS in objective.required
+        maker = self._made_by(source) if isinstance(source, Path) else None
+        if not isinstance(source, Path) or not source.is_file() or (maker is not None and not maker.unit.is_known):
+            if reads:
+                self._assume_continuations(unit.name)
             return
-        checkpoint, _ = last_complete_checkpoint(estimate.unit.folder)
-        if checkpoint is not None:
-            state = json.loads((Path(checkpoint) / STATE).read_text(encoding="utf-8"))
-            estimate.parts = state["global_step"], state["max_steps"]
+        pairs = self._counts_of(source, "rejected" in objective.required)
+        if not pairs:
+            return
+
+        # A list is an item of a step, as a pair is elsewhere.
+        lists = Counter(one.of_list for one in pairs)
+        held_out = min(config.eval_pairs / len(pairs), 0.5)
+        items = max(1, round((len(lists) if objective.lists else len(pairs)) * (1 - held_out)))
+        workers = task["ray_workers"]
+        size = config.step_pairs(name, config.process_count(name) if workers is None else workers.count)
+        values = config.values_for(name)
+        most = int(values.get("max_steps", -1))
+        epochs = float(values.get("num_train_epochs", PreferenceConfig.num_train_epochs))
+        steps = most if most > 0 else math.ceil(epochs * math.ceil(items / size))
+        estimate.put(True, pairs=round(len(pairs) * (1 - held_out)), steps=steps)
+        self.assume(
+            f"{unit.name}: training uses every row of its pairs"
+            f"{f' but {config.eval_pairs}, which are held out' if held_out else ''}, those too long included"
+        )
+        if objective.lists:
+            sizes = [1 + number for number in lists.values()]
+            estimate.put(True, lists=items)
+            self.assume(
+                f"{unit.name}: a list is a chosen response with all that are worse: {min(sizes)} to {max(sizes)} "
+                f"responses, {fmean(sizes):.1f} on average; a step has {size} lists"
+            )
+        if reads:
+            # A list has its chosen response once.
+            chosen = {one.of_list if objective.lists else number: one.chosen for number, one in enumerate(pairs)}
+            continued = (sum(chosen.values()) + sum(one.rejected for one in pairs)) * (1 - held_out)
+            passes = steps / math.ceil(items / size)
+            estimate.put(True, continued=round(continued * passes))
+            self.assume(
+                f"{unit.name}: tokens of continuations are the most that {passes:.3g} passes over the pairs compute: "
+                "beginnings that continuations share count for each"
+            )
+
+    def _assume_continuations(self, name: str) -> None:
+        """Say how many tokens the continuations of a response have at most, of a rollout that is still to come."""
+        rollout = self.recipe.rollout
+        if rollout is not None and rollout.column is None and rollout.at != "steps":
+            tokens = len(rollout.positions) * (rollout.most or rollout.k) * rollout.max_tokens
+            self.assume(
+                f"{name}: with each response it computes the continuations that rollout keeps, at most {tokens:,} "
+                "tokens for each pass over a response"
+            )
+
+    def _counts_of(self, source: Path, need_rejected: bool) -> list[_PairCounts]:
+        """The counts of all usable pairs of a file."""
+        if (source, need_rejected) not in self._pairs:
+            chunks = pair_chunks(source, source=source.name, need_rejected=need_rejected)
+            self._pairs[source, need_rejected] = [_PairCounts.of(pair) for chunk, _ in chunks for pair in chunk]
+        return self._pairs[source, need_rejected]
 
     # --- what units make ---------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from regretless.core.terminal import FoldingTable
 from regretless.runs.planning.counts import COUNTS
 from regretless.runs.planning.plan import Plan, Row
 
-WORDS = {"tokens_in": "tokens in", "tokens_out": "tokens out"}
+WORDS = {"tokens_in": "tokens in", "tokens_out": "tokens out", "continued": "tokens of continuations"}
 ABOUT = "~"
 """Before a number that rests on an assumption."""
 
