@@ -3,8 +3,8 @@
     python experiments/rounds_vs_trl.py run runs/rounds-vs-trl --seeds 0 1 2
     python experiments/rounds_vs_trl.py table
 
-The first makes, for each seed, the world and the base model of studies/rounds.yaml, and trains each arm: eight rounds of
-this package, and TRL's GRPOTrainer and OnlineDPOTrainer, the latter also without its ties (two responses of equal
+The first makes, for each seed, the world and the base model of studies/rounds.yaml, and trains each arm: eight rounds
+of this package, and TRL's GRPOTrainer and OnlineDPOTrainer, the latter also without its ties (two responses of equal
 reward, the first of which it trains as the better one). Every arm draws some 12,000 responses to the same 1500 prompts,
 and takes 48 optimizer steps (GRPO 47). Each arm's learning rate is the one of `RATES` with the best Pass@1 on the first
 seed's validation problems. After a kill the same command goes on. Its end is experiments/measured/rounds_vs_trl.csv,
@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -65,26 +66,25 @@ def regretless(folder: Path, *settings: str) -> None:
 
 def train(world: Path, folder: Path, arm: str, rate: float, seed: int) -> tuple[Path, dict[str, float]]:
     """The folder of the model that an arm trains, and the CPU seconds that it took: in all, and in parts."""
-    done = folder / "seconds.json"
+    done, model = folder / "seconds.json", folder / ("train/" + arm if arm in OURS else "model")
+    if done.exists():
+        return model, json.loads(done.read_text(encoding="utf-8"))
+    # A training that was killed is repeated whole: so its seconds are all of them.
+    shutil.rmtree(folder, ignore_errors=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     if arm in OURS:
-        model = folder / "train" / arm
         beta = [] if OURS[arm] is None else [f"train.methods.{arm}.beta={OURS[arm]}"]
         of = [f"model.name_or_path={world}/pretrain/base", f"sample.prompts.dataset={world}/world/prompts.jsonl"]
         rates = [f"train.learning_rate={rate}", f"train.methods.{arm}.learning_rate={rate}"]
-        if not done.exists():
-            settings = [*ALONE, *of, *ROUNDS, *beta, *rates, f"train.objective={arm}", "evaluate=null", f"seed={seed}"]
-            regretless(folder, *settings)
+        settings = [*ALONE, *of, *ROUNDS, *beta, *rates, f"train.objective={arm}", "evaluate=null", f"seed={seed}"]
+        regretless(folder, *settings)
     else:
-        model = folder / "model"
-        if not done.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            subprocess.run([sys.executable, __file__, "trl", arm, world, folder, str(rate), str(seed)], check=True)
-    if not done.exists():
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds = {"all": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, **parts(folder)}
-        done.write_text(json.dumps(seconds), encoding="utf-8")
-    return model, json.loads(done.read_text(encoding="utf-8"))
+        folder.mkdir(parents=True)
+        subprocess.run([sys.executable, __file__, "trl", arm, world, folder, str(rate), str(seed)], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = {"all": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, **parts(folder)}
+    done.write_text(json.dumps(seconds), encoding="utf-8")
+    return model, seconds
 
 
 def parts(folder: Path) -> dict[str, float]:
