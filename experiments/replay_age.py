@@ -12,6 +12,7 @@ the second prints as tables, with the predictions.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import subprocess
@@ -123,7 +124,7 @@ def estimate(values: list[float]) -> Estimate:
 
 
 def tables(rows: pd.DataFrame) -> None:
-    """Print Pass@1 by age, β and method as mean ± standard deviation over the seeds; and the predictions."""
+    """Print Pass@1 by age, β and method (mean ± standard deviation), paired differences, and the predictions."""
     after = rows.pivot(index="seed", columns=["age", "beta", "method"], values="after")
     start = rows.groupby(["age", "seed"]).before.first().unstack(0)
     cells = {("", "before training"): {age: start[age] for age in AGES}}
@@ -134,6 +135,15 @@ def tables(rows: pd.DataFrame) -> None:
         for (beta, method), of in sorted(cells.items())
     ]
     print(table(["", "β", *(f"pairs of age {age}" for age in AGES)], shown) + "\n")
+    differences = []
+    for beta, (first, second) in itertools.product(BETAS, (("repo", "dpo"), ("repo", RELABELED))):
+        cells = []
+        for age in AGES:
+            given = (age, beta, first) in after and (age, beta, second) in after
+            of = estimate(list(after[age, beta, first] - after[age, beta, second])) if given else None
+            cells.append(f"{of.value:+.1f} [{of.interval[0]:+.1f}, {of.interval[1]:+.1f}]" if of else "")
+        differences.append((f"{first} minus {second}", f"{beta:g}", *cells))
+    print(table(["", "β", *(f"pairs of age {age}" for age in AGES)], differences) + "\n")
     ahead = {age: after[age, 0.3, "repo"] - after[age, 1.0, "dpo"] for age in AGES}
     known = {key: after[*key, "repo"] - after[*key, RELABELED] for key in ((1, 0.3), (3, 0.3), (3, 1.0))}
     found = {
