@@ -14,12 +14,15 @@ import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from spread import spread
 
 from regretless.core.text_cleaning import never_fail_to_print
 from regretless.world.problems import Faults, Generator, solve
 
+TAB = ["env", "_REGRETLESS_COMPLETE=complete_bash", "COMP_WORDS=regretless train learning_r", "COMP_CWORD=2"]
+"""Bash at a Tab behind the words; the command follows."""
 IMPORTS = "import regretless; regretless.PreferenceTrainer, regretless.PreferenceConfig"
 TRAINING = """
 import json, sys, tempfile, time
@@ -68,6 +71,11 @@ def seconds(command: list[str]) -> float:
     return time.perf_counter() - begin
 
 
+def command_line() -> str:
+    """The installed command, which a shell asks for completions."""
+    return str(Path(sys.executable).with_name("regretless"))
+
+
 def first_step(python: str, pairs: str) -> dict[str, float]:
     """Seconds of a training's imports, and from there to the end of its first step."""
     done = subprocess.run([python, "-c", TRAINING], input=pairs, text=True, check=True, capture_output=True)
@@ -86,6 +94,9 @@ def main() -> None:
     rows = {
         "`regretless --help`": [python, "-m", "regretless", "--help"],
         "`regretless recipes`": [python, "-m", "regretless", "recipes"],
+        "`regretless dpo --help`": [python, "-m", "regretless", "dpo", "--help"],
+        "`regretless settings`": [python, "-m", "regretless", "settings"],
+        "Tab behind `regretless train learning_r`": [*TAB, command_line()],
         "`import regretless`, and its trainer": [python, "-c", IMPORTS],
     }
     found = {name: [seconds(command) for _ in repeats] for name, command in rows.items()}
