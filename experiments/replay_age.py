@@ -29,6 +29,8 @@ from regretless.core.intervals import Estimate, over_seeds
 MEASURED = Path(__file__).parent / "measured" / "replay_age.csv"
 RECIPE = Path(__file__).parents[1] / "recipes" / "rounds.yaml"
 AGES, BETAS, HELD = (0, 1, 3), (0.3, 1.0), 1500
+STRONGER = 2.0
+"""β at which DPO, with a weight of 1 for each token, is as strong as RePO at 1, whose mean weight is nearly 2."""
 WORLD = [
     *("world.steps=[2,6]", "world.policies.base.gives_as_plus=0.58", "world.policies.base.forget_third=0.35"),
     *(f"world.prompts={HELD + 1600}", "pretrain.base.max_length=192"),
@@ -52,6 +54,7 @@ RANGES = {
     "A6": (-2.0, 2.0),
     "A7": (-3.0, 3.0),
     "A8": (-3.0, 3.0),
+    "A9": (-4.0, 4.0),
 }
 """Predicted ranges in points, as in docs/experiments.md."""
 RELABELED = "repo, labels of the reference"
@@ -91,13 +94,14 @@ def measure(root: Path, seed: int) -> Iterator[dict[str, object]]:
     for age in AGES:
         given = [*ALONE, of_seed, f"model.name_or_path={models[age]}", "sample=null", "verify=null", tested, *TRAINING]
         given.append(f"responses={written}/verify/responses.parquet")
-        for beta in BETAS:
+        for beta in (*BETAS, STRONGER):
             betas = [f"train.methods.{name}.beta={beta}" for name in ("repo", "dpo")]
             name = f"{seed}-age-{age}-beta-{beta:g}"
-            regretless(root / name, *given, *betas, "train.objective=[repo,dpo]")
+            compared = "[repo,dpo]" if beta in BETAS else "dpo"
+            regretless(root / name, *given, *betas, f"train.objective={compared}")
             found = results(root / name)
             start = found.pop("base")
-            if age:  # at age 0 the reference is the writer
+            if age and beta in BETAS:  # at age 0 the reference is the writer
                 relabeled = json.dumps({"*": {"name_or_path": str(models[age])}})
                 other = root / f"{name}-reference"
                 regretless(other, *given, *betas, "train.objective=repo", f"pair.rescore={relabeled}")
@@ -155,6 +159,7 @@ def tables(rows: pd.DataFrame) -> None:
         "A6": known[1, 0.3],
         "A7": known[3, 0.3],
         "A8": known[3, 1.0],
+        "A9": after[1, 1.0, "repo"] - after[1, STRONGER, "dpo"],
     }
     print(prediction_table([(name, estimate(list(values))) for name, values in found.items()], RANGES))
 
