@@ -45,7 +45,7 @@ def test_page_of_real_runs_when_written_by_the_verb_then_numbers_lead_to_reports
         main(command)
     assert not stopped.value.code
     said = capsys.readouterr()
-    assert "over 3 training seeds" in " ".join(said.out.split()) and str(output / "comparison.html") in said.err
+    assert "over 2 training seeds" in " ".join(said.out.split()) and str(output / "comparison.html") in said.err
     text = (output / "comparison.html").read_text(encoding="utf-8")
     page = Links(text)
     assert not page.fetched and "<script" not in text
