@@ -268,5 +268,5 @@ def test_startup_script_when_run_then_each_row_has_its_seconds() -> None:
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     cells = [line.split("|")[1:3] for line in done.stdout.splitlines()[2:]]
     shown = {name.strip(" `"): float(value.split()[0]) for name, value in cells}
-    assert len(shown) == 5 and min(shown.values()) > 0
+    assert len(shown) == 8 and min(shown.values()) > 0
     assert shown["regretless --help"] < 0.5 * shown["training on 100 pairs: imports and model"]
