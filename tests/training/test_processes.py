@@ -284,9 +284,7 @@ def below(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if any(word.startswith("regretless.training.") for word in words) and any(
-            str(folder) in word for word in words
-        ):
+        if any("regretless.training." in word for word in words) and any(str(folder) in word for word in words):
             found.append(process)
     return found
 
