@@ -11,34 +11,28 @@ the second prints as tables, with the predictions.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 from real_regret import prediction_table
+from rounds_world import OUTSIDE, WORLD, commands, regretless
 from theory_common import table
 
 from regretless.core.intervals import Estimate, over_seeds
 
 MEASURED = Path(__file__).parent / "measured" / "replay_age.csv"
-RECIPE = Path(__file__).parents[1] / "recipes" / "rounds.yaml"
 AGES, BETAS, HELD = (0, 1, 3), (0.3, 1.0), 1500
 STRONGER = 2.0
 """β at which DPO, with a weight of 1 for each token, is as strong as RePO at 1, whose mean weight is nearly 2."""
-WORLD = [
-    *("world.steps=[2,6]", "world.policies.base.gives_as_plus=0.58", "world.policies.base.forget_third=0.35"),
-    *(f"world.prompts={HELD + 1600}", "pretrain.base.max_length=192"),
+CHAIN = [
     *("rounds.count=4", "rounds.prompts=400", "train.objective=sft", "train.max_steps=16"),
+    f"world.prompts={HELD + 1600}",
 ]
-LENGTHS = ["sample.max_new_tokens=96", "train.max_length=192", "evaluate.max_new_tokens=96"]
-UNUSED = ["inspect=null", "analyze=null", "report=null"]
-ALONE = ["rounds=null", "pretrain.base=null", "world=null"]
+ALONE = ["rounds=null", *OUTSIDE]
 TRAINING = [
     "train.learning_rate=3e-4",
     "train.max_steps=48",
@@ -60,27 +54,11 @@ RANGES = {
 RELABELED = "repo, labels of the reference"
 
 
-def regretless(folder: Path, *settings: str) -> None:
-    """Run the recipe into a folder; what is done there is not repeated."""
-    command = [
-        sys.executable,
-        "-m",
-        "regretless",
-        "run",
-        str(RECIPE),
-        *LENGTHS,
-        *UNUSED,
-        *settings,
-        f"output_dir={folder}",
-    ]
-    subprocess.run(command, check=True)
-
-
 def measure(root: Path, seed: int) -> Iterator[dict[str, object]]:
     """A row for each trained model of a seed: age of the pairs, β, method, and Pass@1 before and after, in percent."""
     chain = root / f"chain-{seed}"
     of_seed = f"seed={seed}"
-    regretless(chain, *WORLD, of_seed)
+    regretless(chain, *WORLD, *CHAIN, of_seed)
     asked = [line for k in range(1, 5) for line in lines(chain / "rounds" / str(k) / "prompts" / "prompts.jsonl")]
     known = {json.loads(line)["prompt"] for line in asked}
     held = [line for line in lines(chain / "world" / "prompts.jsonl") if json.loads(line)["prompt"] not in known]
@@ -166,12 +144,7 @@ def tables(rows: pd.DataFrame) -> None:
 
 def main() -> None:
     """Run the experiment, or print its tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("run")
-    command.add_argument("folder", type=Path)
-    command.add_argument("--seeds", type=int, nargs="+", required=True)
-    commands.add_parser("table")
+    parser, _ = commands(__doc__)
     args = parser.parse_args()
     if args.command == "run":
         rows = [row for seed in args.seeds for row in measure(args.folder, seed)]

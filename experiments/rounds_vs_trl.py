@@ -13,7 +13,6 @@ which the second prints as tables, with the predictions. Needs `pip install .[be
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -28,15 +27,15 @@ from typing import Any
 import pandas as pd
 from real_regret import prediction_table
 from replay_age import estimate
+from rounds_world import NEW_TOKENS, OUTSIDE, WORLD, commands, regretless
 from theory_common import table
 
 MEASURED = Path(__file__).parent / "measured" / "rounds_vs_trl.csv"
-RECIPE = Path(__file__).parents[1] / "recipes" / "rounds.yaml"
 OURS = {"repo": 0.3, "dpo": 0.1, "sft": None}
 """Methods and their β: that of a search in a world of one round, and TRL's default."""
 THEIRS = ("grpo", "online_dpo", "online_dpo without ties")
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
-RESPONSES, STEPS, WARMUP, NEW_TOKENS = 12_000, 48, 0.1, 96
+RESPONSES, STEPS, WARMUP = 12_000, 48, 0.1
 RANGES = {
     "T1": (-15.0, 5.0),
     "T2": (-10.0, 10.0),
@@ -45,23 +44,10 @@ RANGES = {
     "T5": (1.0, 3.0),
 }
 """Predicted ranges, as in docs/experiments.md."""
-WORLD = [
-    *("world.steps=[2,6]", "world.policies.base.gives_as_plus=0.58", "world.policies.base.forget_third=0.35"),
-    *("world.validation=300", "pretrain.base.max_length=192"),
-]
-ALONE = ["world=null", "pretrain.base=null"]
 ROUNDS = [
     *("rounds.count=8", "rounds.optimizer=carried", "rounds.schedule=all", f"train.max_steps={STEPS // 8}"),
-    *("train.lr_scheduler_type=linear", f"train.warmup_steps={WARMUP}", "train.max_length=192"),
-    f"sample.max_new_tokens={NEW_TOKENS}",
+    *("train.lr_scheduler_type=linear", f"train.warmup_steps={WARMUP}"),
 ]
-
-
-def regretless(folder: Path, *settings: str) -> None:
-    """Run the recipe into a folder; what is done there is not repeated."""
-    unused = ["inspect=null", "analyze=null", "report=null"]
-    command = [sys.executable, "-m", "regretless", "run", str(RECIPE), *unused, *settings, f"output_dir={folder}"]
-    subprocess.run(command, check=True)
 
 
 def train(world: Path, folder: Path, arm: str, rate: float, seed: int) -> tuple[Path, dict[str, float]]:
@@ -76,7 +62,7 @@ def train(world: Path, folder: Path, arm: str, rate: float, seed: int) -> tuple[
         beta = [] if OURS[arm] is None else [f"train.methods.{arm}.beta={OURS[arm]}"]
         of = [f"model.name_or_path={world}/pretrain/base", f"sample.prompts.dataset={world}/world/prompts.jsonl"]
         rates = [f"train.learning_rate={rate}", f"train.methods.{arm}.learning_rate={rate}"]
-        settings = [*ALONE, *of, *ROUNDS, *beta, *rates, f"train.objective={arm}", "evaluate=null", f"seed={seed}"]
+        settings = [*OUTSIDE, *of, *ROUNDS, *beta, *rates, f"train.objective={arm}", "evaluate=null", f"seed={seed}"]
         regretless(folder, *settings)
     else:
         folder.mkdir(parents=True)
@@ -102,9 +88,9 @@ def parts(folder: Path) -> dict[str, float]:
 
 def evaluated(world: Path, folder: Path, model: Path, problems: str) -> float:
     """Greedy Pass@1 in percent on the world's problems of a name."""
-    off = [*ALONE, "rounds=null", "sample=null", "verify=null", "pair=null", "train=null"]
+    off = [*OUTSIDE, "rounds=null", "sample=null", "verify=null", "pair=null", "train=null"]
     tested = f"evaluate.benchmarks.arithmetic.dataset={world}/world/{problems}.jsonl"
-    regretless(folder, *off, f"model.name_or_path={model}", tested, f"evaluate.max_new_tokens={NEW_TOKENS}")
+    regretless(folder, *off, f"model.name_or_path={model}", tested)
     (row,) = json.loads((folder / "evaluate" / "results.json").read_text(encoding="utf-8"))["rows"]
     return 100 * float(row["value"])
 
@@ -114,7 +100,7 @@ def run(root: Path, seeds: Sequence[int]) -> None:
     worlds = {seed: root / f"world-{seed}" for seed in seeds}
     for seed, world in worlds.items():
         nothing = ["rounds=null", "sample=null", "verify=null", "pair=null", "train=null", "evaluate=null"]
-        regretless(world, *WORLD, *nothing, f"seed={seed}")
+        regretless(world, *WORLD, "world.validation=300", *nothing, f"seed={seed}")
     rows: list[dict[str, Any]] = []
     for arm in (*OURS, *THEIRS):
         scores = {}
@@ -252,13 +238,8 @@ def train_with_trl(arm: str, world: Path, folder: Path, rate: float, seed: int) 
 
 def main() -> None:
     """Run the comparison, or print its tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("run")
-    command.add_argument("folder", type=Path)
-    command.add_argument("--seeds", type=int, nargs="+", required=True)
-    commands.add_parser("table")
-    command = commands.add_parser("trl", help="one training by TRL, which `run` starts")
+    parser, added = commands(__doc__)
+    command = added.add_parser("trl", help="one training by TRL, which `run` starts")
     command.add_argument("arm", choices=THEIRS)
     command.add_argument("world", type=Path)
     command.add_argument("folder", type=Path)

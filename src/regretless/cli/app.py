@@ -1,4 +1,4 @@
-"""The command line: parsing only. All other imports wait until a command runs: completion by a shell is not to wait."""
+"""The command line: parsing only. Other imports wait until a command runs, so that help and completion are fast."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from regretless.core.errors import ConfigError
 from regretless.core.files import read_json
 from regretless.core.yaml_settings import read_yaml
 from regretless.data.columns import Text, Verdict
+from regretless.data.rounds_table import folder_of, measured_rounds
 from regretless.data.rows import read_rows
 from regretless.modeling.training_folder import PAIR_SCORES, STATE
 from regretless.workflow.run_folder import BASE, manifests
@@ -256,8 +257,8 @@ def collect(
             if (content := _json(run_dir / "analyze" / f"{name}.json")) is not None
         },
         base=results.get("base"),
-        rounds=(rounds := _rounds(run_dir)),
-        round_answers=_round_answers(run_dir / "rounds", main, max((row["round"] for row in rounds), default=0)),
+        rounds=(rounds := measured_rounds(run_dir)),
+        round_answers=_round_answers(run_dir, main, max((row["round"] for row in rounds), default=0)),
     )
 
 
@@ -290,14 +291,9 @@ def main_model(models: Sequence[str], objectives: Mapping[str, str]) -> str | No
     return min(models, key=lambda model: measure_of(model, objectives) == "reward", default=None)
 
 
-def _rounds(run: Path) -> list[dict[str, Any]]:
-    path = run / "rounds" / "rounds.jsonl"
-    return [row for _, row in read_rows(path) if isinstance(row, dict)] if path.is_file() else []
-
-
-def _round_answers(folder: Path, method: str | None, count: int) -> list[Example]:
+def _round_answers(run: Path, method: str | None, count: int) -> list[Example]:
     """The first answers to the prompt whose share of right responses rose most from the first round to the last."""
-    places = [folder / _place(number, method) for number in range(1, count + 1)]
+    places = [run / folder_of(number, method) for number in range(1, count + 1)]
     files = [path for place in places if (path := place / "verify" / "responses.parquet").is_file()]
     if len(files) < max(2, count):
         return []
@@ -312,11 +308,6 @@ def _round_answers(folder: Path, method: str | None, count: int) -> list[Example
         for number, row in enumerate(rows, 1)
     ]
     return [Example("rounds", str(method), rows[0]["prompt"], rows[0]["answer"], answers)]
-
-
-def _place(number: int, method: str | None) -> str:
-    """Folder of a method's round in that of all rounds."""
-    return "1" if number == 1 else f"{number}/{method}"
 
 
 def _shares(path: Path) -> dict[str, float]:
@@ -401,9 +392,9 @@ def training_log(run: Path, method: str) -> list[dict[str, Any]]:
 
     `step` counts over all rounds, `round` is the line's, and `begin` the last step before that round.
     """
-    rounds, lines, begin = [row for row in _rounds(run) if row["method"] == method], [], 0
+    rounds, lines, begin = [row for row in measured_rounds(run) if row["method"] == method], [], 0
     for row in rounds:
-        folder = run / "rounds" / _place(row["round"], method) / "train" / method
+        folder = run / folder_of(row["round"], method) / "train" / method
         lines += _lines(folder, row["round"], begin)
         begin += row["steps"]
     return lines if rounds else _lines(run / "train" / method)

@@ -17,7 +17,7 @@ from regretless.core.errors import ConfigError
 from regretless.core.files import atomic_path, read_json
 from regretless.core.intervals import over_seeds
 from regretless.core.text_cleaning import one_line
-from regretless.data.rows import read_rows
+from regretless.data.rounds_table import measured_rounds
 from regretless.reporting.collect import training_log
 from regretless.studies.compared_runs import SEPARATOR, Run
 from regretless.studies.comparison import Column, Comparison, Decoding, Over, Table, TableRow
@@ -320,11 +320,9 @@ def _logged(run: Path, method: str) -> Points:
 
 
 def _measured(run: Path, method: str) -> Points:
-    file = run / "rounds" / "rounds.jsonl"
-    rows = [row for _, row in read_rows(file) if isinstance(row, dict)] if file.is_file() else []
     return {
         (row["round"],): {key: of["value"] if isinstance(of, Mapping) else of for key, of in row.items()}
-        for row in rows
+        for row in measured_rounds(run)
         if row["method"] == method
     }
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from regretless.core.errors import ConfigError, problems_of
 from regretless.core.files import read_json, write_jsonl
 from regretless.core.settings import dump
+from regretless.data.rounds_table import ROUNDS, TABLE, folder_of
 from regretless.runs.stages.stage import PAIRS, RESPONSES, STAGES, Listing, Run, Session, Stage, stages_of
 from regretless.runs.stages.train import Training
 from regretless.workflow.run_folder import RUN, Unit
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 PROMPTS, WRITER, REPLAY, MEASURE, SAMPLE, TRAIN = "prompts", "writer", "replay", "measure", "sample", "train"
 """Folders of a round: its own, and those of two stages."""
-FILE = "rounds.jsonl"
 OPTIMIZER = "optimizer.pt"
 """The file of a training that keeps the state of its optimizer."""
 MINIATURE_ROUNDS = 2
@@ -41,7 +41,7 @@ MINIATURE_ROUNDS = 2
 class Rounds(Stage["RoundsConfig"]):
     """Repeats the stages from `sample` to `train`."""
 
-    name = "rounds"
+    name = ROUNDS
     repeats = (SAMPLE, "verify", "judge", "rollout", "pair", "mask", "inspect", TRAIN)
     writes = ("prompts.jsonl", "refused.jsonl", "pairs.parquet", "measures.json", *Training.writes)
     uses = ("pairs", "model")
@@ -161,7 +161,7 @@ class Rounds(Stage["RoundsConfig"]):
                 folders = (now.written, now.measured, now.training, f"{now.folder}/{REPLAY}")
                 rows.append(row(number, method, *map(run.path, folders)))
             data[method] = cards.data_of(now.run(run))
-        write_jsonl(run.path(self.place, FILE), rows)
+        write_jsonl(run.path(self.place, TABLE), rows)
         cards.refresh_cards(run, lambda method, facts: {"data": {**facts.data, **data[method]}})
 
     def problems(self, config: RoundsConfig, machine: Machine) -> None:
@@ -270,14 +270,13 @@ class _Round:
     def __init__(self, config: RoundsConfig, recipe: Recipe, number: int, method: str) -> None:
         """method: empty in the first round, for what all methods share."""
         self.config, self.outer, self.number, self.method = config, recipe, number, method
-        place = Rounds.name
-        self.folder = f"{place}/1" if number == 1 else f"{place}/{number}/{method}"
+        self.folder = folder_of(number, method)
         self.written = f"{self.folder}/{WRITER}"
         self.training, self.measured = f"{self.folder}/{TRAIN}/{method}", f"{self.folder}/{MEASURE}/{method}"
         self.rests = config.rest is not None and number > 1
         """True if earlier responses decide which prompts it asks."""
         asks_all = config.prompts == "all" and not self.rests
-        self.prompts = None if asks_all else f"{self.folder if self.rests else f'{place}/{number}'}/{PROMPTS}"
+        self.prompts = None if asks_all else f"{self.folder if self.rests else f'{ROUNDS}/{number}'}/{PROMPTS}"
         """The folder of its prompts; None if it asks all that the recipe names."""
         self._recipes: dict[bool, Recipe] = {}
 
